@@ -1,0 +1,120 @@
+"""
+UATRPO on a MuJoCo task in the paper's setting: normalised observations, evaluation and checkpoint callbacks.
+
+    python examples/train_mujoco.py --env Hopper-v4 --n-timesteps 300000 --seed 0
+
+Leaves in its folder the model, the statistics of VecNormalize, checkpoints, CSV and TensorBoard logs, and a picture
+of the learning curve.
+"""
+
+import argparse
+import shlex
+import warnings
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import gymnasium as gym
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
+
+# The paper's tasks are the old versions, and Gymnasium says so each time one is made
+warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
+
+ALGORITHMS = {"uatrpo": UATRPO, "trpo_matched": MatchedTRPO}
+
+
+def make_env(env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None) -> VecNormalize:
+    """The paper's setting: observations are standardised by their running statistics, rewards are not scaled."""
+    return VecNormalize(make_vec_env(env_id, seed=seed, monitor_dir=monitor_dir), norm_reward=False, gamma=gamma)
+
+
+def final_return(folder: Path, n_timesteps: int) -> float:
+    """Mean return of the training episodes that ended in the last tenth of the steps, or of the last one."""
+    episodes = load_results(str(folder))
+    recent = episodes["r"][episodes["l"].cumsum() > 0.9 * n_timesteps]
+    return float(recent.mean()) if len(recent) else float(episodes["r"].iloc[-1])
+
+
+def plot_learning_curve(folder: Path, title: str) -> Path:
+    """Return of every training episode and its rolling mean, with the evaluations beside them."""
+    episodes: pd.DataFrame = load_results(str(folder))
+    steps = episodes["l"].cumsum()
+    figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+    ax.plot(steps, episodes["r"], ".", markersize=2, alpha=0.35, label="training episode")
+    window = max(1, min(100, len(episodes) // 5))
+    ax.plot(steps, episodes["r"].rolling(window, min_periods=1).mean(), label=f"mean of the last {window}")
+    evaluations = folder / "evaluations.npz"
+    if evaluations.exists():
+        data = np.load(evaluations)
+        ax.plot(data["timesteps"], data["results"].mean(axis=1), "o-", markersize=3, label="deterministic evaluation")
+    ax.set(title=title, xlabel="environment steps", ylabel="return")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    path = folder / "learning_curve.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def main(args: list[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", choices=ALGORITHMS, default="uatrpo")
+    parser.add_argument("--env", default="Hopper-v4", help="a Gymnasium task with continuous or discrete actions")
+    parser.add_argument("--n-timesteps", type=int, default=300_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="default: runs/ALGO_ENV_SEED")
+    parser.add_argument("--eval-freq", type=int, default=20_000, help="steps between evaluations, 0 for none")
+    parser.add_argument("--no-progress-bar", action="store_true")
+    options = parser.parse_args(args)
+    if options.env not in gym.registry:
+        parser.error(f"--env: Gymnasium knows no environment {options.env!r}; examples are Hopper-v4 and HalfCheetah-v4")
+    if options.n_timesteps < 1:
+        parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
+    folder: Path = options.folder or Path("runs") / f"{options.algo}_{options.env}_{options.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    # These networks are small: one thread is faster than many
+    th.set_num_threads(1)
+
+    cls = ALGORITHMS[options.algo]
+    env = make_env(options.env, gamma=0.995, seed=options.seed, monitor_dir=str(folder))
+    model = cls("MlpPolicy", env, seed=options.seed, device="cpu")
+    model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
+
+    callbacks: list[BaseCallback] = [
+        CheckpointCallback(max(1, options.n_timesteps // 3), str(folder / "checkpoints"), save_vecnormalize=True)
+    ]
+    if options.eval_freq > 0:
+        # EvalCallback keeps the statistics of the two environments the same
+        eval_env = make_env(options.env, gamma=0.995, seed=options.seed + 1000)
+        eval_env.training = False
+        callbacks.append(
+            EvalCallback(eval_env, eval_freq=options.eval_freq, log_path=str(folder), best_model_save_path=str(folder), verbose=0)
+        )
+    model.learn(options.n_timesteps, callback=callbacks, progress_bar=not options.no_progress_bar)
+
+    model.save(folder / "model.zip")
+    env.save(str(folder / "vecnormalize.pkl"))
+    env.close()
+    picture = plot_learning_curve(folder, f"{cls.__name__} on {options.env}, seed {options.seed}")
+    print(f"model:           {folder / 'model.zip'}, with {folder / 'vecnormalize.pkl'}")
+    print(f"logs:            {folder / 'progress.csv'}; tensorboard --logdir {shlex.quote(str(folder))}")
+    print(f"learning curve:  {picture}")
+    print(f"final return:    {final_return(folder, options.n_timesteps):.1f} (mean over the last tenth of the steps)")
+    print(f"watch the agent: python examples/watch_agent.py {shlex.quote(str(folder))} --env {options.env}")
+    return folder
+
+
+if __name__ == "__main__":
+    main()

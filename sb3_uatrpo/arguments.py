@@ -1,0 +1,71 @@
+"""Checks of constructor arguments. Each error names the argument, its value and what would be accepted."""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def _refuse(name: str, value: Any, accepted: str) -> None:
+    raise ValueError(f"{name} must be {accepted}, but it is {value!r}")
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :param low: the smallest value accepted
+    :raises ValueError: if ``value`` is not an integer or is below ``low``
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
+        _refuse(name, value, f"an integer of at least {low}")
+
+
+def check_real(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = math.inf,
+    low_included: bool = False,
+    high_included: bool = False,
+) -> None:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :param low: lower bound
+    :param high: upper bound
+    :param low_included: whether ``low`` itself is accepted
+    :param high_included: whether ``high`` itself is accepted
+    :raises ValueError: if ``value`` is not a real number, or not finite, or out of bounds
+    """
+    if not isinstance(value, bool) and isinstance(value, Real):
+        above = value >= low if low_included else value > low
+        below = value <= high if high_included else value < high
+        if math.isfinite(value) and above and below:
+            return
+    if high == math.inf:
+        accepted = f"a finite number {'of at least' if low_included else 'above'} {low:g}"
+    else:
+        accepted = f"a number in {'[' if low_included else '('}{low:g}, {high:g}{']' if high_included else ')'}"
+    _refuse(name, value, accepted)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :param choices: the values accepted
+    :raises ValueError: if ``value`` is none of them
+    """
+    if not (isinstance(value, str) and value in choices):
+        _refuse(name, value, "one of " + ", ".join(map(repr, choices)))
+
+
+def check_bool(name: str, value: Any) -> None:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :raises ValueError: if ``value`` is neither ``True`` nor ``False``
+    """
+    if not isinstance(value, bool):
+        _refuse(name, value, "True or False")

@@ -1,0 +1,1 @@
+"""The algorithm as functions of tensors: it knows neither Stable-Baselines3 nor an environment."""

@@ -1,0 +1,40 @@
+"""Conjugate gradients for the matched TRPO baseline (Schulman et al., 2015, Appendix C)."""
+
+from collections.abc import Callable
+
+import torch as th
+
+#: Stop once the squared residual is this small a part of the right-hand side's: float32 products resolve no more.
+RESIDUAL_TOLERANCE = 1e-10
+
+
+def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor, max_steps: int) -> th.Tensor:
+    """
+    Approximate solution x of Ax = b for a symmetric positive definite A, from x = 0.
+
+    The start is fixed and the tolerance relative, so equal inputs give equal results, and a small right-hand side is
+    solved as well as a large one. A direction without positive, finite curvature ends the search at the best x so far.
+
+    :param product: x ↦ Ax
+    :param rhs: b, shape ``(d,)``
+    :param max_steps: products with A, at most
+    :return: x, shape ``(d,)``; zero where b is zero or not finite
+    """
+    x = th.zeros_like(rhs)
+    residual = rhs.clone()
+    direction = rhs.clone()
+    squared_norm = rhs.dot(rhs)
+    target = RESIDUAL_TOLERANCE * squared_norm
+    for _ in range(max_steps):
+        if not squared_norm > target:
+            break
+        image = product(direction)
+        curvature = direction.dot(image)
+        if not (curvature > 0 and bool(curvature.isfinite())):
+            break
+        step = squared_norm / curvature
+        x = x + step * direction
+        residual = residual - step * image
+        previous, squared_norm = squared_norm, residual.dot(residual)
+        direction = residual + (squared_norm / previous) * direction
+    return x

@@ -1,0 +1,224 @@
+r"""
+Sample estimates of the policy gradient ĝ, the Fisher matrix F̂ and the gradient's covariance Σ̂, without forming them.
+
+The policy's *head* h_i ∈ R^k holds the parameters of the action distribution at step i. With J_i = ∂h_i/∂θ (k×d),
+H_i the Fisher matrix of the distribution with respect to h_i, and s_i = A_i ∂log π(a_i|s_i)/∂h_i,
+
+.. math::
+    \hat g = \frac1n\sum_i J_i's_i, \qquad
+    \hat F = \frac1n\sum_i J_i'H_iJ_i, \qquad
+    \hat\Sigma = \frac{1}{n-1}\sum_i (\xi_i-\bar\xi)(\xi_i-\bar\xi)', \quad \xi_i = J_i's_i.
+
+F̂ is the Hessian at θ_k of the mean KL divergence (the generalised Gauss-Newton matrix: the KL's gradient with
+respect to h vanishes there, so the curvature of h(θ) drops out). Everything follows from products with J and J',
+which take all columns of a matrix at once: J'U by batched reverse mode, JX as the derivative of the linear map
+u ↦ J'u, in reverse mode too. Both come from one ordinary graph of the policy, so any network works that can be
+differentiated twice. The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch as th
+
+#: A graph of the policy may keep this many bytes of activations; more steps are taken in parts.
+GRAPH_BYTES = 64 * 2**20
+#: The columns taken at once are as many as keep their temporaries near this many bytes. Smaller than what memory
+#: allows: on a CPU products are fastest while their temporaries fit its cache.
+COLUMN_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """
+    The policy's head at n steps, linearised at the current parameters.
+
+    :param head: h, shape ``(n, k)``, with its graph
+    :param params: the actor's parameters, d numbers in all
+    :param fisher_product: P ↦ HP for P of shape ``(..., n, k)``
+    :param scores: s_i = A_i ∂log π(a_i|s_i)/∂h_i, shape ``(n, k)``
+    """
+
+    head: th.Tensor
+    params: tuple[th.Tensor, ...]
+    fisher_product: Callable[[th.Tensor], th.Tensor]
+    scores: th.Tensor
+
+    def pull_back(self, cotangents: th.Tensor) -> th.Tensor:
+        """
+        J'U, summed over the steps. O(n·d·c) operations.
+
+        :param cotangents: U, shape ``(c, n, k)``
+        :return: shape ``(d, c)``, column-major
+        """
+        gradients = th.autograd.grad(self.head, self.params, cotangents, is_grads_batched=True, retain_graph=True)
+        return th.cat([gradient.reshape(len(cotangents), -1) for gradient in gradients], dim=1).T
+
+    @cached_property
+    def _linear_map(self) -> tuple[th.Tensor, list[th.Tensor], list[int]]:
+        """u ↦ J'u as a graph: u, the parts of J'u that depend on it, and their places among the parameters."""
+        u = th.zeros_like(self.head, requires_grad=True)
+        pulled = th.autograd.grad(self.head, self.params, u, create_graph=True)
+        places = [i for i, part in enumerate(pulled) if part.requires_grad]
+        return u, [pulled[i] for i in places], places
+
+    def push_forward(self, tangents: th.Tensor) -> th.Tensor:
+        """
+        JX. O(n·d·c) operations.
+
+        :param tangents: X, shape ``(d, c)``, fastest when column-major
+        :return: P, shape ``(c, n, k)``
+        """
+        u, pulled, places = self._linear_map
+        rows = tangents.T
+        pieces = rows.split([param.numel() for param in self.params], dim=1)
+        cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape) for i in places]
+        (products,) = th.autograd.grad(pulled, u, cotangents, is_grads_batched=True, retain_graph=True)
+        return products
+
+
+class SampleEstimates:
+    """
+    ĝ, F̂ and Σ̂ over one set of steps.
+
+    :param linearize: the linearisation of the steps in a slice; called anew in each pass when the steps do not fit
+        into one part, so that only one part's graph lives at a time
+    :param n_steps: n, number of steps
+    :param n_params: d, number of actor parameters
+    :param bytes_per_step: what the graph of one step's head keeps
+    """
+
+    def __init__(
+        self, linearize: Callable[[slice], Linearization], n_steps: int, n_params: int, bytes_per_step: int
+    ) -> None:
+        self.n_steps = n_steps
+        self.n_params = n_params
+        self._linearize = linearize
+        self._bytes_per_step = max(bytes_per_step, 1)
+        self._part_size = min(n_steps, max(1, GRAPH_BYTES // self._bytes_per_step))
+
+    @cached_property
+    def _whole(self) -> Linearization:
+        return self._linearize(slice(0, self.n_steps))
+
+    def slices(self) -> list[slice]:
+        """
+        :return: the steps, in parts whose graphs fit into memory one at a time
+        """
+        return [slice(start, start + self._part_size) for start in range(0, self.n_steps, self._part_size)]
+
+    def _parts(self) -> Iterator[Linearization]:
+        if self._part_size == self.n_steps:
+            yield self._whole
+            return
+        for part in self.slices():
+            yield self._linearize(part)
+
+    def head(self) -> th.Tensor:
+        """
+        The head at the parameters where it was linearised.
+
+        :return: h, shape ``(n, k)``, detached
+        """
+        return th.cat([part.head.detach() for part in self._parts()])
+
+    def gradient(self) -> th.Tensor:
+        """
+        ĝ = mean of J_i's_i, the policy gradient (paper, Equation 3, without 1/(1-γ)).
+
+        :return: shape ``(d,)``
+        """
+        total = sum(part.pull_back(part.scores[None]).squeeze(1) for part in self._parts())
+        assert isinstance(total, th.Tensor)
+        return total / self.n_steps
+
+    def standard_error(self, gradient: th.Tensor) -> th.Tensor:
+        """
+        Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))).
+
+        Per-sample gradients come a block of steps at a time, as J'U with one step per column of U.
+
+        :param gradient: ĝ over the same steps, shape ``(d,)``
+        :return: shape ``(d,)``
+        """
+        # Steps in a block cost the square of their number in operations, and d floats each.
+        block_size = max(1, min(32, COLUMN_BYTES // (4 * self.n_params)))
+        squares = th.zeros_like(gradient)
+        for start in range(0, self.n_steps, block_size):
+            block = self._linearize(slice(start, start + block_size))
+            one_step_per_column = th.diag_embed(block.scores.T).movedim(0, -1)
+            samples = block.pull_back(one_step_per_column)
+            squares += (samples - gradient[:, None]).square().sum(dim=1)
+        return (squares / (self.n_steps * (self.n_steps - 1))).sqrt()
+
+    def products(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        F̂X and Σ̂X from one pass: both need P = JX, and pull back HP/n and s_i(w_i - w̄)'/(n-1), with w_i = s_i'P_i.
+
+        O(n·d·c) operations; never more than a chunk of columns at a time.
+
+        :param matrix: X, shape ``(d, c)``
+        :return: F̂X and Σ̂X, each of shape ``(d, c)``, column-major
+        """
+        n_columns = matrix.shape[1]
+        fisher = matrix.new_empty(n_columns, self.n_params).T
+        covariance = matrix.new_empty(n_columns, self.n_params).T
+        width = self._columns_at_once()
+        for start in range(0, n_columns, width):
+            columns = slice(start, min(start + width, n_columns))
+            fisher[:, columns], covariance[:, columns] = self._products_of_chunk(matrix[:, columns])
+        return fisher, covariance
+
+    def _columns_at_once(self) -> int:
+        bytes_per_column = self._part_size * self._bytes_per_step + 8 * self.n_params
+        return max(1, COLUMN_BYTES // bytes_per_column)
+
+    def _products_of_chunk(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        width = matrix.shape[1]
+        pushed = [part.push_forward(matrix) for part in self._parts()]
+        projected = [(part.scores * P).sum(dim=-1) for part, P in zip(self._parts(), pushed, strict=True)]
+        mean = sum(w.sum(dim=1) for w in projected) / self.n_steps
+        pulled = sum(
+            part.pull_back(
+                th.cat(
+                    [
+                        part.fisher_product(P) / self.n_steps,
+                        part.scores * ((w - mean[:, None]) / (self.n_steps - 1))[..., None],
+                    ]
+                )
+            )
+            for part, P, w in zip(self._parts(), pushed, projected, strict=True)
+        )
+        assert isinstance(pulled, th.Tensor)
+        return pulled[:, :width], pulled[:, width:]
+
+    def fisher_product(self, vector: th.Tensor) -> th.Tensor:
+        """
+        F̂x. O(n·d) operations.
+
+        :param vector: x, shape ``(d,)``
+        :return: shape ``(d,)``
+        """
+        total = sum(
+            part.pull_back(part.fisher_product(part.push_forward(vector[:, None]))).squeeze(1) for part in self._parts()
+        )
+        assert isinstance(total, th.Tensor)
+        return total / self.n_steps
+
+    def quadratic_forms(self, vector: th.Tensor) -> tuple[float, float]:
+        """
+        v'F̂v = mean of P_i'H_iP_i and v'Σ̂v = sample variance of w_i, with P = Jv and w_i = s_i'P_i.
+
+        Neither can be negative, since nothing is pulled back. O(n·d) operations.
+
+        :param vector: v, shape ``(d,)``
+        :return: v'F̂v and v'Σ̂v
+        """
+        fisher = 0.0
+        projected = []
+        for part in self._parts():
+            P = part.push_forward(vector[:, None]).squeeze(0)
+            fisher += (P * part.fisher_product(P)).sum(dtype=th.float64).item()
+            projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))
+        return fisher / self.n_steps, th.cat(projected).var().item()

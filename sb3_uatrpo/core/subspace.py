@@ -1,0 +1,123 @@
+r"""
+The update direction within the subspace where the trust region was observed (paper, Algorithm 1 and appendix).
+
+From the statistic Y = M̂Ω comes an orthonormal basis Q of its range, the trust region matrix in that basis,
+M̃ ≈ Q'M̂Q, and the direction v = QM̃⁺Q'ĝ. Q is never formed: with the singular values and right singular vectors
+Y = QSV', it is Q = YW, W = VS⁻¹, so all that is needed of the d-dimensional space are the triangular factor of Y,
+Ω'Y and Y'ĝ, which are small and are summed over blocks of rows. The memory of the float64 work is then bounded
+whatever d is, and the rest is algebra of m×m matrices on the CPU.
+
+Two reconstructions of M̃ are offered. The paper's solves M̃(Q'Ω) = Q'Y in the least-squares sense. Nyström's is
+M̃ = Q'Y(Ω'Y)⁺Y'Q, truncated to half the projections, which is closer to Q'M̂Q and stays positive semidefinite
+(Tropp, Yurtsever, Udell and Cevher, 2017, *Fixed-rank approximation of a positive-semidefinite matrix from
+streaming data*). The small eigenvalues of either are noise, and dividing by them would let noise set the step: the
+thresholds below are part of the method.
+"""
+
+from dataclasses import dataclass
+
+import torch as th
+
+#: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
+RESOLUTION = th.finfo(th.float32).eps
+#: Rows of Y taken to float64 at once.
+ROWS_AT_ONCE = 8192
+
+PROJECTION_SOLVERS = ("least_squares", "nystrom")
+
+
+@dataclass(frozen=True)
+class SubspaceDirection:
+    """
+    :param direction: v = QVΛ⁻¹V'Q'ĝ, shape ``(d,)``; zero when nothing was observed, and not finite if Y or ĝ is not
+    :param rank: number of eigenvalues of M̃ that were kept
+    """
+
+    direction: th.Tensor
+    rank: int
+
+
+def subspace_direction(
+    statistic: th.Tensor, omega: th.Tensor, gradient: th.Tensor, projection_solver: str = "least_squares"
+) -> SubspaceDirection:
+    """
+    Uncertainty-aware update direction (paper, Algorithm 1, with the appendix's projection of an averaged matrix).
+
+    Kept are the singular values σ_i > σ_1·max(d, m)·ε of Y and the eigenvalues λ > λ_max·ℓ·ε of M̃, with ℓ the
+    number of singular values kept and ε the resolution of float32. All in float64, O(d·m²) operations.
+
+    :param statistic: Y, shape ``(d, m)``
+    :param omega: Ω, shape ``(d, m)``
+    :param gradient: ĝ, shape ``(d,)``
+    :param projection_solver: ``"least_squares"`` (the paper's) or ``"nystrom"``
+    :return: the direction, of the type and on the device of ``gradient``, and the rank kept
+    """
+    n_params, n_projections = statistic.shape
+    R = _triangular_factor(statistic)
+    if not bool(R.isfinite().all()) or not bool(gradient.isfinite().all()):
+        return SubspaceDirection(th.full_like(gradient, th.nan), 0)
+    _, S, Vh = th.linalg.svd(R, full_matrices=False)
+    kept = S > S[0] * max(n_params, n_projections) * RESOLUTION
+    if not bool(kept.any()):
+        return SubspaceDirection(th.zeros_like(gradient), 0)
+    S, Vh = S[kept], Vh[kept]
+    W = Vh.T / S
+    sketched = _cross_product(omega, statistic)
+
+    if projection_solver == "nystrom":
+        M = _nystrom(S[:, None] * Vh, sketched)
+        rank = n_params if n_projections >= n_params else max(1, n_projections // 2)
+    else:
+        M = _least_squares((sketched @ W).T, S[:, None] * Vh)
+        rank = n_projections
+    eigenvalues, V = th.linalg.eigh((M + M.T) / 2)
+    eigenvalues, V = eigenvalues[-rank:], V[:, -rank:]
+    kept = eigenvalues > eigenvalues[-1].clamp(min=0) * len(M) * RESOLUTION
+    eigenvalues, V = eigenvalues[kept], V[:, kept]
+
+    reduced = W.T @ _cross_product(statistic, gradient[:, None])
+    y = V @ ((V.T @ reduced) / eigenvalues[:, None])
+    direction = _combine_columns(statistic, W @ y).squeeze(1)
+    return SubspaceDirection(direction, len(eigenvalues))
+
+
+def _least_squares(projected_omega: th.Tensor, projected_statistic: th.Tensor) -> th.Tensor:
+    """M̃ that solves M̃(Q'Ω) = Q'Y, arguments and result in the basis Q, shapes ``(ℓ, m)`` and ``(ℓ, ℓ)``."""
+    rcond = max(projected_omega.shape) * th.finfo(th.float64).eps
+    # gelsy takes rank-deficient systems; it exists on the CPU only
+    solution = th.linalg.lstsq(projected_omega.T, projected_statistic.T, rcond=rcond, driver="gelsy")
+    return solution.solution.T
+
+
+def _nystrom(projected_statistic: th.Tensor, sketched: th.Tensor) -> th.Tensor:
+    """Q'Y(Ω'Y)⁺Y'Q from Q'Y, shape ``(ℓ, m)``, and Ω'Y, shape ``(m, m)``; without negative eigenvalues."""
+    eigenvalues, V = th.linalg.eigh((sketched + sketched.T) / 2)
+    kept = eigenvalues > eigenvalues[-1].clamp(min=0) * len(sketched) * RESOLUTION
+    half = projected_statistic @ (V[:, kept] / eigenvalues[kept].sqrt())
+    return half @ half.T
+
+
+def _row_blocks(matrix: th.Tensor) -> list[slice]:
+    return [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(matrix), ROWS_AT_ONCE)]
+
+
+def _triangular_factor(matrix: th.Tensor) -> th.Tensor:
+    """R of a QR decomposition, a block of rows at a time: the factors of the blocks, stacked, have the same R."""
+    R = th.linalg.qr(matrix[: ROWS_AT_ONCE].double(), mode="r").R
+    for rows in _row_blocks(matrix)[1:]:
+        R = th.linalg.qr(th.cat([R, matrix[rows].double()]), mode="r").R
+    return R.cpu()
+
+
+def _cross_product(left: th.Tensor, right: th.Tensor) -> th.Tensor:
+    """L'R in float64, a block of rows at a time."""
+    total = th.zeros(left.shape[1], right.shape[1], dtype=th.float64, device=left.device)
+    for rows in _row_blocks(left):
+        total += left[rows].double().T @ right[rows].double()
+    return total.cpu()
+
+
+def _combine_columns(matrix: th.Tensor, weights: th.Tensor) -> th.Tensor:
+    """MX in float64, a block of rows at a time, returned in M's type and on its device."""
+    weights = weights.to(matrix.device)
+    return th.cat([(matrix[rows].double() @ weights).to(matrix.dtype) for rows in _row_blocks(matrix)])

@@ -1,0 +1,181 @@
+r"""
+Stable-Baselines3's action distributions as functions of a head vector.
+
+A head vector h ∈ R^k holds the parameters of the action distribution at one step. Everything a trust region method
+asks of a distribution is a function of it: log π(a|h), the Fisher matrix H(h) = E[∂log π/∂h ∂log π/∂h'], and the
+Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
+correction for squashed actions, cancel in every ratio and gradient and are left out.
+
+To support a further distribution, write its head and name it in ``head_of``; ``tests/test_heads.py`` then compares it
+with ``tests/reference.py``.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+    StateDependentNoiseDistribution,
+)
+from torch.nn import functional as F
+
+
+class Head(ABC):
+    """One kind of action distribution, seen through its head vector."""
+
+    @abstractmethod
+    def vector(self, distribution: Any) -> th.Tensor:
+        """
+        :param distribution: the Stable-Baselines3 distribution of n steps
+        :return: h, shape ``(n, k)``, with its graph
+        """
+
+    @abstractmethod
+    def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param head: h, shape ``(n, k)``
+        :param actions: as the rollout buffer holds them, shape ``(n, action_dim)``
+        :return: log π(a|h) up to a constant of the actions, shape ``(n,)``
+        """
+
+    @abstractmethod
+    def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
+        """
+        :param head: h, shape ``(n, k)``
+        :param vectors: P, shape ``(..., n, k)``
+        :return: HP, shape ``(..., n, k)``
+        """
+
+    @abstractmethod
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        """
+        :param old: h of π_θk, shape ``(n, k)``
+        :param new: h of π_θ, shape ``(n, k)``
+        :return: KL(π_θk‖π_θ) in nats, summed over action dimensions, shape ``(n,)``
+        """
+
+    def score(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param head: h, shape ``(n, k)``
+        :param actions: shape ``(n, action_dim)``
+        :return: ∂log π(a|h)/∂h, shape ``(n, k)``
+        """
+        head = head.detach().requires_grad_()
+        (score,) = th.autograd.grad(self.log_prob(head, actions).sum(), head)
+        return score
+
+
+class GaussianHead(Head):
+    """
+    Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). Also gSDE, whose distribution given the state is one.
+
+    :param bijector: the squashing function of the actions, if any; the Gaussian is over what goes into it
+    """
+
+    def __init__(self, bijector: Any = None) -> None:
+        self.bijector = bijector
+
+    def vector(self, distribution: Any) -> th.Tensor:
+        gaussian = distribution.distribution
+        return th.cat([gaussian.mean, gaussian.stddev.log()], dim=-1)
+
+    def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        mean, log_std = head.chunk(2, dim=-1)
+        if self.bijector is not None:
+            actions = self.bijector.inverse(actions)
+        return (-0.5 * ((actions - mean) / log_std.exp()).square() - log_std).sum(dim=-1)
+
+    def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
+        log_std = head.chunk(2, dim=-1)[1]
+        return th.cat([(-2.0 * log_std).exp(), th.full_like(log_std, 2.0)], dim=-1) * vectors
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        old_mean, old_log_std = old.chunk(2, dim=-1)
+        new_mean, new_log_std = new.chunk(2, dim=-1)
+        # With u = log σ_old - log σ_new: ½(e^{2u} - 1 - 2u) + ½((μ_old - μ_new)/σ_new)², exact for small steps too
+        u2 = 2.0 * (old_log_std - new_log_std)
+        shift = (old_mean - new_mean) / new_log_std.exp()
+        return 0.5 * (u2.expm1() - u2 + shift.square()).sum(dim=-1)
+
+
+class CategoricalHead(Head):
+    """
+    Independent categorical distributions, h = their logits side by side, H = diag(p) - pp' for each.
+
+    :param sizes: number of choices of each distribution
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = [int(size) for size in sizes]
+
+    def vector(self, distribution: Any) -> th.Tensor:
+        parts = distribution.distribution
+        return th.cat([part.logits for part in parts] if isinstance(parts, list) else [parts.logits], dim=-1)
+
+    def _log_softmax(self, head: th.Tensor) -> list[th.Tensor]:
+        return [part.log_softmax(dim=-1) for part in head.split(self.sizes, dim=-1)]
+
+    def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        choices = actions.long().unbind(dim=-1)
+        chosen = [part.gather(-1, a[:, None]).squeeze(-1) for part, a in zip(self._log_softmax(head), choices, strict=True)]
+        return th.stack(chosen).sum(dim=0)
+
+    def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
+        products = []
+        for log_p, part in zip(self._log_softmax(head), vectors.split(self.sizes, dim=-1), strict=True):
+            p = log_p.exp()
+            products.append(p * (part - (p * part).sum(dim=-1, keepdim=True)))
+        return th.cat(products, dim=-1)
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        divergences = [
+            F.kl_div(new_log_p, old_log_p, reduction="none", log_target=True).sum(dim=-1)
+            for old_log_p, new_log_p in zip(self._log_softmax(old), self._log_softmax(new), strict=True)
+        ]
+        return th.stack(divergences).sum(dim=0)
+
+
+class BernoulliHead(Head):
+    """Independent Bernoulli distributions, h = their logits, H = diag(p(1-p))."""
+
+    def vector(self, distribution: Any) -> th.Tensor:
+        return distribution.distribution.logits
+
+    def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return (actions * F.logsigmoid(head) + (1.0 - actions) * F.logsigmoid(-head)).sum(dim=-1)
+
+    def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
+        return head.sigmoid() * (-head).sigmoid() * vectors
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        p = old.sigmoid()
+        succeed = p * (F.logsigmoid(old) - F.logsigmoid(new))
+        fail = (-old).sigmoid() * (F.logsigmoid(-old) - F.logsigmoid(-new))
+        return (succeed + fail).sum(dim=-1)
+
+
+def head_of(distribution: Any) -> Head:
+    """
+    :param distribution: a Stable-Baselines3 action distribution, as a policy's ``action_dist``
+    :return: its head
+    :raises ValueError: if the distribution is not one of those supported
+    """
+    if isinstance(distribution, DiagGaussianDistribution):
+        return GaussianHead()
+    if isinstance(distribution, StateDependentNoiseDistribution):
+        return GaussianHead(distribution.bijector)
+    if isinstance(distribution, CategoricalDistribution):
+        return CategoricalHead([distribution.action_dim])
+    if isinstance(distribution, MultiCategoricalDistribution):
+        return CategoricalHead(distribution.action_dims)
+    if isinstance(distribution, BernoulliDistribution):
+        return BernoulliHead()
+    raise ValueError(
+        f"policy: its action distribution is {type(distribution).__name__}, for which no Fisher matrix is known here; "
+        "accepted are DiagGaussianDistribution, StateDependentNoiseDistribution, CategoricalDistribution, "
+        "MultiCategoricalDistribution and BernoulliDistribution"
+    )

@@ -1,0 +1,147 @@
+"""MatchedTRPO: how TRPO finds a direction and its length, everything else being UATRPO's."""
+
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+
+from sb3_uatrpo.arguments import check_integer, check_real
+from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
+from sb3_uatrpo.core.step_length import step_length
+from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
+
+
+class MatchedTRPO(TrustRegionAlgorithm):
+    r"""
+    Trust Region Policy Optimization (TRPO) as a matched baseline for UATRPO
+
+    Batch, Fisher matrix, subsampling, line search, critic, logging and adversarial noise are UATRPO's, so that a
+    comparison differs only in what the paper changes. As TRPO is usually written,
+
+    .. math:: (\hat F+\text{damping}\cdot I)\,v=\hat g \text{ by conjugate gradients}, \qquad
+        \eta=\sqrt{2\delta_{KL}\,/\,v'(\hat F+\text{damping}\cdot I)v}
+
+    with the KL divergence *summed* over action dimensions. sb3-contrib's TRPO takes the mean over them, so its δ
+    allows a larger step by that factor.
+
+    Paper: Schulman et al., *Trust Region Policy Optimization*, ICML 2015, https://arxiv.org/abs/1502.05477; the
+    defaults are those of the UA-TRPO paper's experiments (its appendix).
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: The learning rate for the value function, it can be a function
+        of the current progress remaining (from 1 to 0)
+    :param n_steps: The number of steps to run for each environment per update
+        (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
+    :param batch_size: Minibatch size for the value function
+    :param gamma: Discount factor γ, in [0, 1]
+    :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
+    :param target_kl: δ_KL > 0, size of the trust region in nats
+    :param cg_max_steps: most steps of conjugate gradients
+    :param cg_damping: multiple of the identity added to F̂, at least 0
+    :param sub_sampling_factor: F̂ takes every ``sub_sampling_factor``-th step of the batch
+    :param normalize_advantage: Whether to standardise the advantages over the batch
+    :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
+        standard error of ĝ_j over the batch
+    :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
+    :param line_search_max_iter: most trials of the line search, κ^0 to κ^(max_iter-1)
+    :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``
+    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it as it is
+    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
+        instead of action noise exploration (default: False)
+    :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
+        Default: -1 (only sample at the beginning of the rollout)
+    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: the verbosity level: 0 no output, 1 info, 2 debug
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
+    """
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        n_steps: int = 1000,
+        batch_size: int = 50,
+        gamma: float = 0.995,
+        gae_lambda: float = 0.97,
+        target_kl: float = 0.01,
+        cg_max_steps: int = 20,
+        cg_damping: float = 0.1,
+        sub_sampling_factor: int = 10,
+        normalize_advantage: bool = True,
+        adversarial_noise: float = 0.0,
+        line_search_shrinking_factor: float = 0.8,
+        line_search_max_iter: int = 10,
+        line_search_kl_factor: float = 1.5,
+        n_critic_updates: int = 5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        self.target_kl = target_kl
+        self.cg_max_steps = cg_max_steps
+        self.cg_damping = cg_damping
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            line_search_shrinking_factor=line_search_shrinking_factor,
+            line_search_max_iter=line_search_max_iter,
+            line_search_kl_factor=line_search_kl_factor,
+            n_critic_updates=n_critic_updates,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            normalize_advantage=normalize_advantage,
+            sub_sampling_factor=sub_sampling_factor,
+            adversarial_noise=adversarial_noise,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        check_real("target_kl", self.target_kl, 0.0)
+        check_integer("cg_max_steps", self.cg_max_steps, 1)
+        check_real("cg_damping", self.cg_damping, 0.0, low_included=True)
+
+    def _find_direction(self, estimates: PolicyEstimates) -> Direction:
+        def damped(vector: th.Tensor) -> th.Tensor:
+            return estimates.subsample.fisher_product(vector) + self.cg_damping * vector
+
+        return Direction(conjugate_gradient(damped, estimates.gradient, self.cg_max_steps))
+
+    def _find_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
+        fisher, _ = estimates.subsample.quadratic_forms(direction)
+        damping = self.cg_damping * direction.double().dot(direction.double()).item()
+        return Length(step_length(self.target_kl, fisher + damping), self.target_kl)

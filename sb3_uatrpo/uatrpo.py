@@ -1,0 +1,236 @@
+"""UATRPO: how the paper finds a direction and its length."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+
+from sb3_uatrpo.arguments import check_choice, check_integer, check_real
+from sb3_uatrpo.core.confidence import confidence_radius_squared
+from sb3_uatrpo.core.sketch import Sketch
+from sb3_uatrpo.core.step_length import step_length
+from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, subspace_direction
+from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
+
+SAMPLE_UNITS = ("trajectory", "step")
+STEP_LENGTH_SAMPLES = ("subsample", "batch")
+
+
+class UATRPO(TrustRegionAlgorithm):
+    r"""
+    Uncertainty-Aware Trust Region Policy Optimization (UA-TRPO)
+
+    Paper: James Queeney, Ioannis Ch. Paschalidis, Christos G. Cassandras, *Uncertainty-Aware Policy Optimization:
+    A Robust, Adaptive Trust Region Approach*, AAAI 2021, https://arxiv.org/abs/2012.10791
+
+    Each update maximises ĝ'(θ - θ_k) over the uncertainty-aware trust region
+
+    .. math:: \tfrac12(\theta-\theta_k)'\hat M(\theta-\theta_k)\le\delta_{UA},
+        \qquad \hat M=\hat F+c\,R_n^2\,\hat\Sigma
+
+    within the range of M̂: v = M̂⁺ĝ by random projections (paper, Algorithm 1), η = √(2δ_UA/v'M̂v), θ ← θ_k + ηv
+    (Algorithm 2). The projections are averaged over updates (appendix, Algorithm 3).
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: The learning rate for the value function, it can be a function
+        of the current progress remaining (from 1 to 0)
+    :param n_steps: The number of steps to run for each environment per update
+        (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
+    :param batch_size: Minibatch size for the value function
+    :param gamma: Discount factor γ, in [0, 1]
+    :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
+    :param trust_region_delta: δ_UA > 0, size of the trust region in nats; it bounds the KL divergence and the
+        uncertainty penalty together
+    :param uncertainty_coef: c ≥ 0, weight of the gradient's covariance Σ against the Fisher matrix F; 0 gives TRPO's
+        trust region
+    :param confidence_alpha: α in (0, 1), probability that the uncertainty set misses the true gradient
+    :param n_projections: m ≥ 1, number of random projections; the step lies in a subspace of at most m dimensions. With
+        as many as there are actor parameters, or more, the direction is the exact pseudo-inverse solution.
+    :param ema_beta: β in [0, 1), weight of the past in the moving averages of the projections; 0 uses the current
+        batch alone and stores no average
+    :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (a fragment counts as one) or
+        ``"step"``
+    :param sub_sampling_factor: F̂ and Σ̂ take every ``sub_sampling_factor``-th step of the batch
+    :param step_length_samples: steps behind M̂ in η: those of the ``"subsample"``, or all of the ``"batch"``
+    :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``
+    :param sketch_memory_limit: most bytes that Ω, Y_F and Y_Σ may take; ``n_projections`` is lowered to fit, with a
+        warning
+    :param normalize_advantage: Whether to standardise the advantages over the batch
+    :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
+        standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise")
+    :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
+    :param line_search_max_iter: most trials of the line search, κ^0 to κ^(max_iter-1)
+    :param line_search_kl_factor: the line search accepts a KL divergence up to this many times the one estimated
+    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it as it is
+    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
+        instead of action noise exploration (default: False)
+    :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
+        Default: -1 (only sample at the beginning of the rollout)
+    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: the verbosity level: 0 no output, 1 info, 2 debug
+    :param seed: Seed for the pseudo random generators; Ω has one of its own, seeded from it
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
+    """
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        n_steps: int = 1000,
+        batch_size: int = 50,
+        gamma: float = 0.995,
+        gae_lambda: float = 0.97,
+        trust_region_delta: float = 0.03,
+        uncertainty_coef: float = 6e-4,
+        confidence_alpha: float = 0.05,
+        n_projections: int = 200,
+        ema_beta: float = 0.9,
+        sample_unit: str = "trajectory",
+        sub_sampling_factor: int = 10,
+        step_length_samples: str = "subsample",
+        projection_solver: str = "least_squares",
+        sketch_memory_limit: int = 2**30,
+        normalize_advantage: bool = True,
+        adversarial_noise: float = 0.0,
+        line_search_shrinking_factor: float = 0.8,
+        line_search_max_iter: int = 10,
+        line_search_kl_factor: float = 1.5,
+        n_critic_updates: int = 5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        self.trust_region_delta = trust_region_delta
+        self.uncertainty_coef = uncertainty_coef
+        self.confidence_alpha = confidence_alpha
+        self.n_projections = n_projections
+        self.ema_beta = ema_beta
+        self.sample_unit = sample_unit
+        self.step_length_samples = step_length_samples
+        self.projection_solver = projection_solver
+        self.sketch_memory_limit = sketch_memory_limit
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            line_search_shrinking_factor=line_search_shrinking_factor,
+            line_search_max_iter=line_search_max_iter,
+            line_search_kl_factor=line_search_kl_factor,
+            n_critic_updates=n_critic_updates,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            normalize_advantage=normalize_advantage,
+            sub_sampling_factor=sub_sampling_factor,
+            adversarial_noise=adversarial_noise,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        check_real("trust_region_delta", self.trust_region_delta, 0.0)
+        check_real("uncertainty_coef", self.uncertainty_coef, 0.0, low_included=True)
+        check_real("confidence_alpha", self.confidence_alpha, 0.0, 1.0)
+        check_integer("n_projections", self.n_projections, 1)
+        check_real("ema_beta", self.ema_beta, 0.0, 1.0, low_included=True)
+        check_choice("sample_unit", self.sample_unit, SAMPLE_UNITS)
+        check_choice("step_length_samples", self.step_length_samples, STEP_LENGTH_SAMPLES)
+        check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
+        check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if self.seed is None:
+            # a draw from the global generator, as for everything else that was not seeded
+            seed = int(th.randint(2**63 - 1, ()))
+        else:
+            # not the seed itself: Ω would repeat the numbers that initialised the policy
+            seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0] >> 1)
+        self.sketch = Sketch(self.ema_beta, seed, self.device)
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, variables = super()._get_torch_save_params()
+        return [*state_dicts, "sketch"], variables
+
+    def _find_direction(self, estimates: PolicyEstimates) -> Direction:
+        gradient = estimates.gradient
+        sketch = self.sketch
+        sketch.ensure_shape(len(gradient), self._projections_that_fit(gradient), gradient.dtype)
+        fisher, covariance = estimates.subsample.products(sketch.omega)
+        diagnostics = {"radius_squared": self._radius_squared(estimates)}
+        # A moving average never recovers from a NaN
+        if not (bool(fisher.isfinite().all()) and bool(covariance.isfinite().all())):
+            return Direction(th.full_like(gradient, math.nan), diagnostics)
+        statistic = sketch.advance(fisher, covariance, self._coefficient(estimates))
+        found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver)
+        return Direction(found.direction, {**diagnostics, "subspace_rank": found.rank})
+
+    def _find_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
+        samples = estimates.batch if self.step_length_samples == "batch" else estimates.subsample
+        fisher, covariance = samples.quadratic_forms(direction)
+        penalty = self._coefficient(estimates) * covariance
+        eta = step_length(self.trust_region_delta, fisher + penalty)
+        half = 0.5 * eta**2
+        return Length(
+            eta,
+            half * fisher,
+            {
+                "uncertainty_penalty": half * penalty,
+                "uncertainty_share": half * penalty / self.trust_region_delta,
+            },
+        )
+
+    def _radius_squared(self, estimates: PolicyEstimates) -> float:
+        n = estimates.n_trajectories if self.sample_unit == "trajectory" else estimates.batch.n_steps
+        return confidence_radius_squared(estimates.batch.n_params, n, self.confidence_alpha)
+
+    def _coefficient(self, estimates: PolicyEstimates) -> float:
+        """c·R_n², the weight of Σ̂ in M̂."""
+        return self.uncertainty_coef * self._radius_squared(estimates)
+
+    def _projections_that_fit(self, gradient: th.Tensor) -> int:
+        """m, lowered to what ``sketch_memory_limit`` leaves room for."""
+        bytes_per_projection = Sketch.n_bytes(len(gradient), 1, self.ema_beta, gradient.element_size())
+        fitting = max(1, self.sketch_memory_limit // bytes_per_projection)
+        if fitting < self.n_projections and self.sketch.shape != (len(gradient), fitting):
+            warnings.warn(
+                f"n_projections is lowered from {self.n_projections} to {fitting}: each projection of "
+                f"d={len(gradient)} actor parameters takes {bytes_per_projection} bytes, and "
+                f"sketch_memory_limit={self.sketch_memory_limit} bytes.",
+                stacklevel=2,
+            )
+        return min(self.n_projections, fitting)

@@ -1,0 +1,191 @@
+"""
+Slow, obviously correct versions of what the package computes: dense matrices, loops over samples, float64.
+
+Nothing here uses the package. Policies are Stable-Baselines3's, their distributions and log-probabilities too.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.distributions import Distribution, MultiCategoricalDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+EPS32 = float(np.finfo(np.float32).eps)
+
+
+class DoublePolicy(ActorCriticPolicy):
+    """An MlpPolicy whose parameters and features are float64, so that whole updates can be compared exactly."""
+
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.double()
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+    def extract_features(self, obs, features_extractor=None):
+        features = super().extract_features(obs, features_extractor)
+        return tuple(f.double() for f in features) if isinstance(features, tuple) else features.double()
+
+    def get_distribution(self, obs):
+        features = self.pi_features_extractor(obs.flatten(1).double())
+        return self._get_action_dist_from_latent(self.mlp_extractor.forward_actor(features))
+
+    def predict_values(self, obs):
+        return self.value_net(self.mlp_extractor.forward_critic(self.vf_features_extractor(obs.flatten(1).double())))
+
+
+def frozen_distribution(policy: ActorCriticPolicy, obs: th.Tensor):
+    """The torch distribution(s) behind the policy's, since SB3 keeps one mutable object for all calls."""
+    return policy.get_distribution(obs).distribution
+
+
+def kl_of(old, new) -> th.Tensor:
+    """KL(old‖new), summed over action dimensions, shape (n,)."""
+    if isinstance(old, list):
+        return sum(th.distributions.kl_divergence(p, q) for p, q in zip(old, new, strict=True))
+    divergence = th.distributions.kl_divergence(old, new)
+    return divergence.sum(dim=1) if divergence.dim() > 1 else divergence
+
+
+def actor_parameters(policy: ActorCriticPolicy) -> list[th.nn.Parameter]:
+    """By hand: everything of an MLP policy but the value net."""
+    return [p for name, p in policy.named_parameters() if "value" not in name and p.requires_grad]
+
+
+def flat(tensors) -> np.ndarray:
+    return th.cat([t.detach().reshape(-1) for t in tensors]).double().numpy()
+
+
+def log_prob(policy: ActorCriticPolicy, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    distribution: Distribution = policy.get_distribution(obs)
+    if isinstance(policy.action_space, __import__("gymnasium").spaces.Discrete):
+        actions = actions.long().flatten()
+    elif isinstance(distribution, MultiCategoricalDistribution):
+        actions = actions.long()
+    return distribution.log_prob(actions)
+
+
+def gradient_samples(policy, obs, actions, advantages) -> np.ndarray:
+    """ξ_i = A_i ∇log π(a_i|s_i), one backward pass each, shape (n, d)."""
+    params = actor_parameters(policy)
+    rows = []
+    for i in range(len(obs)):
+        value = advantages[i] * log_prob(policy, obs[i : i + 1], actions[i : i + 1]).sum()
+        gradients = th.autograd.grad(value, params, allow_unused=True)
+        rows.append(flat([th.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]))
+    return np.stack(rows)
+
+
+def policy_gradient(policy, obs, actions, advantages) -> np.ndarray:
+    """Gradient of mean(A·π_θ/π_θk) at θ_k, shape (d,)."""
+    params = actor_parameters(policy)
+    new = log_prob(policy, obs, actions)
+    objective = (advantages * th.exp(new - new.detach())).mean()
+    return flat(th.autograd.grad(objective, params))
+
+
+def fisher_matrix(policy, obs) -> np.ndarray:
+    """Hessian at θ_k of the mean KL divergence, by double backward, shape (d, d)."""
+    params = actor_parameters(policy)
+    old = frozen_distribution(policy, obs)
+    if isinstance(old, list):
+        old = [th.distributions.Categorical(logits=p.logits.detach()) for p in old]
+    elif isinstance(old, th.distributions.Normal):
+        old = th.distributions.Normal(old.mean.detach(), old.stddev.detach())
+    else:
+        old = type(old)(logits=old.logits.detach())
+    divergence = kl_of(old, frozen_distribution(policy, obs)).mean()
+    gradient = th.cat([g.reshape(-1) for g in th.autograd.grad(divergence, params, create_graph=True)])
+    rows = [flat(th.autograd.grad(g, params, retain_graph=True)) for g in gradient]
+    return np.stack(rows)
+
+
+def covariance_matrix(samples: np.ndarray) -> np.ndarray:
+    """Sample covariance with n - 1, shape (d, d)."""
+    return np.cov(samples, rowvar=False)
+
+
+def standard_error(samples: np.ndarray) -> np.ndarray:
+    """Standard error of the mean of each coordinate, shape (d,)."""
+    return samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
+
+
+def radius_squared(d: int, n: int, alpha: float) -> float:
+    return (d + 2 * np.sqrt(d * np.log(1 / alpha)) + 2 * np.log(1 / alpha)) / n
+
+
+def projected_direction(Y: np.ndarray, omega: np.ndarray, g: np.ndarray, solver: str = "least_squares"):
+    """Algorithm 1 of the paper with an explicit Q, and the two reconstructions of M̃. Returns v, the rank and Q."""
+    d, m = Y.shape
+    U, S, _ = np.linalg.svd(Y, full_matrices=False)
+    Q = U[:, S > S[0] * max(d, m) * EPS32]
+    A, B = Q.T @ omega, Q.T @ Y
+    if solver == "least_squares":
+        M = np.linalg.lstsq(A.T, B.T, rcond=None)[0].T
+        most = m
+    else:
+        C = omega.T @ Y
+        eigenvalues, V = np.linalg.eigh((C + C.T) / 2)
+        keep = eigenvalues > eigenvalues[-1] * m * EPS32
+        M = B @ (V[:, keep] / eigenvalues[keep]) @ V[:, keep].T @ B.T
+        most = d if m >= d else max(1, m // 2)
+    eigenvalues, V = np.linalg.eigh((M + M.T) / 2)
+    eigenvalues, V = eigenvalues[-most:], V[:, -most:]
+    keep = eigenvalues > eigenvalues[-1] * len(M) * EPS32
+    V, eigenvalues = V[:, keep], eigenvalues[keep]
+    return Q @ V @ ((V.T @ Q.T @ g) / eigenvalues), int(keep.sum()), Q
+
+
+@dataclass
+class ReferenceUATRPO:
+    """Whole updates of UA-TRPO with dense matrices, the moving averages included."""
+
+    omega: np.ndarray
+    delta: float
+    coef: float
+    alpha: float
+    beta: float
+    solver: str = "least_squares"
+    step_length_samples: str = "subsample"
+
+    def __post_init__(self):
+        d = len(self.omega)
+        self.F, self.Sigma, self.k = np.zeros((d, d)), np.zeros((d, d)), 0
+
+    def step(self, policy, obs, actions, advantages, factor: int, n: int, noise: float = 0.0):
+        """ηv for a batch in env-major time order, and everything on the way to it."""
+        samples = gradient_samples(policy, obs, actions, advantages)
+        g = samples.mean(axis=0)
+        g = g - noise * standard_error(samples) * np.sign(g)
+        stride = max(1, min(factor, len(obs) // 2))
+        F_sub, Sigma_sub = fisher_matrix(policy, obs[::stride]), covariance_matrix(samples[::stride])
+        # averages of the matrices themselves, projected afterwards
+        self.F = self.beta * self.F + (1 - self.beta) * F_sub
+        self.Sigma = self.beta * self.Sigma + (1 - self.beta) * Sigma_sub
+        self.k += 1
+        c = self.coef * radius_squared(len(g), n, self.alpha)
+        Y = (self.F + c * self.Sigma) @ self.omega / (1 - self.beta**self.k)
+        v, rank, _ = projected_direction(Y, self.omega, g, self.solver)
+        if self.step_length_samples == "batch":
+            F_sub, Sigma_sub = fisher_matrix(policy, obs), covariance_matrix(samples)
+        M = F_sub + c * Sigma_sub
+        eta = np.sqrt(2 * self.delta / (v @ M @ v))
+        return {
+            "step": eta * v,
+            "subspace_rank": rank,
+            "kl_estimated": 0.5 * eta**2 * v @ F_sub @ v,
+            "uncertainty_penalty": 0.5 * eta**2 * c * v @ Sigma_sub @ v,
+            "radius_squared": radius_squared(len(g), n, self.alpha),
+            "gradient": g,
+            "direction": v,
+        }
+
+
+def trpo_step(policy, obs, actions, advantages, factor: int, delta: float, damping: float, noise: float = 0.0):
+    """ηv of TRPO with the damped Fisher matrix inverted exactly."""
+    samples = gradient_samples(policy, obs, actions, advantages)
+    g = samples.mean(axis=0)
+    g = g - noise * standard_error(samples) * np.sign(g)
+    F = fisher_matrix(policy, obs[:: max(1, min(factor, len(obs) // 2))]) + damping * np.eye(len(g))
+    v = np.linalg.solve(F, g)
+    return np.sqrt(2 * delta / (v @ F @ v)) * v

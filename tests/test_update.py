@@ -1,0 +1,117 @@
+"""Whole updates against the dense reference: every action space, subsampling factor and number of environments."""
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
+from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model
+from tests.reference import ReferenceUATRPO, trpo_step
+
+
+def reference_for(model) -> ReferenceUATRPO:
+    return ReferenceUATRPO(
+        omega=model.sketch.omega.numpy().copy(),
+        delta=model.trust_region_delta,
+        coef=model.uncertainty_coef,
+        alpha=model.confidence_alpha,
+        beta=model.ema_beta,
+        solver=model.projection_solver,
+        step_length_samples=model.step_length_samples,
+    )
+
+
+def draw_omega(model) -> None:
+    d = len(actor_vector(model))
+    model.sketch.ensure_shape(d, model.n_projections, th.float64)
+
+
+def n_samples(model) -> int:
+    buffer = model.rollout_buffer
+    if model.sample_unit == "step":
+        return buffer.buffer_size * buffer.n_envs
+    return sum(
+        1 for e in range(buffer.n_envs) for t in range(buffer.buffer_size) if t == 0 or buffer.episode_starts[t, e] == 1
+    )
+
+
+def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5) -> None:
+    """Each update moves the actor by a fraction κ^i of the reference's step, and logs the reference's figures."""
+    draw_omega(model)
+    reference = reference_for(model)
+    for _ in range(n_updates):
+        collect(model)
+        obs, actions, advantages = env_major(model)
+        expected = reference.step(
+            model.policy, obs, actions, advantages, model.sub_sampling_factor, n_samples(model), noise
+        )
+        before = actor_vector(model)
+        model.train()
+        log = logged(model)
+        for key in ("kl_estimated", "uncertainty_penalty", "radius_squared", "subspace_rank"):
+            assert log[key] == pytest.approx(expected[key], rel=1e-4), key
+        moved = actor_vector(model) - before
+        assert log["step_fraction"] > 0
+        wanted = log["step_fraction"] * expected["step"]
+        assert np.linalg.norm(moved - wanted) <= rtol * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+@pytest.mark.parametrize(("factor", "n_envs"), [(1, 1), (3, 1), (10, 3)])
+def test_step_equals_the_dense_reference(action_space, factor, n_envs):
+    model = make_model(UATRPO, action_space, n_envs=n_envs, sub_sampling_factor=factor, n_projections=8)
+    check_updates(model, n_updates=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"projection_solver": "nystrom"},
+        {"step_length_samples": "batch"},
+        {"sample_unit": "step"},
+        {"ema_beta": 0.0},
+        {"ema_beta": 0.5, "uncertainty_coef": 0.5},
+        {"normalize_advantage": False},
+        {"n_projections": 1},
+        {"sub_sampling_factor": 10_000},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+@pytest.mark.parametrize("action_space", ["box", "discrete"])
+def test_options_equal_the_dense_reference(action_space, options):
+    model = make_model(UATRPO, action_space, n_envs=2, **{"n_projections": 8, **options})
+    check_updates(model, n_updates=3)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("action_space", ["box", "multi_discrete"])
+def test_adversarial_noise_equals_the_dense_reference(cls, action_space):
+    options = {"n_projections": 8} if cls is UATRPO else {"cg_max_steps": 200}
+    # A line search along a direction spoilt by noise may refuse it: look at the proposal, not at the outcome
+    model = make_model(cls, action_space, n_envs=2, adversarial_noise=0.3, line_search_kl_factor=1e6, **options)
+    if cls is UATRPO:
+        return check_updates(model, n_updates=2, noise=0.3)
+    collect(model)
+    expected = trpo_step(model.policy, *env_major(model), 3, 0.01, 0.1, noise=0.3)
+    before = actor_vector(model)
+    model.train()
+    moved = actor_vector(model) - before
+    assert logged(model)["step_fraction"] > 0
+    wanted = logged(model)["step_fraction"] * expected
+    assert np.linalg.norm(moved - wanted) <= 1e-4 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+@pytest.mark.parametrize(("factor", "n_envs"), [(1, 1), (10, 3)])
+def test_matched_trpo_equals_the_dense_reference(action_space, factor, n_envs):
+    model = make_model(MatchedTRPO, action_space, n_envs=n_envs, sub_sampling_factor=factor, cg_max_steps=200)
+    for _ in range(2):
+        collect(model)
+        expected = trpo_step(model.policy, *env_major(model), factor, model.target_kl, model.cg_damping)
+        before = actor_vector(model)
+        model.train()
+        log = logged(model)
+        assert log["kl_estimated"] == model.target_kl
+        assert log["step_fraction"] > 0
+        wanted = log["step_fraction"] * expected
+        assert np.linalg.norm(actor_vector(model) - before - wanted) <= 1e-4 * np.linalg.norm(wanted)
