@@ -78,7 +78,9 @@ def main(args: list[str] | None = None) -> Path:
     parser.add_argument("--no-progress-bar", action="store_true")
     options = parser.parse_args(args)
     if options.env not in gym.registry:
-        parser.error(f"--env: Gymnasium knows no environment {options.env!r}; examples are Hopper-v4 and HalfCheetah-v4")
+        parser.error(
+            f"--env: Gymnasium knows no environment {options.env!r}; examples are Hopper-v4 and HalfCheetah-v4"
+        )
     if options.n_timesteps < 1:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
     folder: Path = options.folder or Path("runs") / f"{options.algo}_{options.env}_{options.seed}"
@@ -100,7 +102,9 @@ def main(args: list[str] | None = None) -> Path:
         eval_env = make_env(options.env, gamma=0.995, seed=options.seed + 1000)
         eval_env.training = False
         callbacks.append(
-            EvalCallback(eval_env, eval_freq=options.eval_freq, log_path=str(folder), best_model_save_path=str(folder), verbose=0)
+            EvalCallback(
+                eval_env, eval_freq=options.eval_freq, log_path=str(folder), best_model_save_path=str(folder), verbose=0
+            )
         )
     model.learn(options.n_timesteps, callback=callbacks, progress_bar=not options.no_progress_bar)
 

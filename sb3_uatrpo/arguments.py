@@ -39,9 +39,10 @@ def check_real(
     :raises ValueError: if ``value`` is not a real number, or not finite, or out of bounds
     """
     if not isinstance(value, bool) and isinstance(value, Real):
-        above = value >= low if low_included else value > low
-        below = value <= high if high_included else value < high
-        if math.isfinite(value) and above and below:
+        number = float(value)
+        above = number >= low if low_included else number > low
+        below = number <= high if high_included else number < high
+        if math.isfinite(number) and above and below:
             return
     if high == math.inf:
         accepted = f"a finite number {'of at least' if low_included else 'above'} {low:g}"

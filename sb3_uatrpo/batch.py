@@ -60,7 +60,9 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
         # the small constant is Stable-Baselines3's
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     # a float copy of the actions, as the buffer's own samples have it
-    actions = _flat(rollout_buffer, "actions", lambda array: rollout_buffer.to_torch(array.astype(np.float32, copy=False)))
+    actions = _flat(
+        rollout_buffer, "actions", lambda array: rollout_buffer.to_torch(array.astype(np.float32, copy=False))
+    )
     return Batch(_flat(rollout_buffer, "observations", rollout_buffer.to_torch), actions, advantages)
 
 

@@ -121,7 +121,9 @@ class CategoricalHead(Head):
 
     def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
         choices = actions.long().unbind(dim=-1)
-        chosen = [part.gather(-1, a[:, None]).squeeze(-1) for part, a in zip(self._log_softmax(head), choices, strict=True)]
+        chosen = [
+            part.gather(-1, a[:, None]).squeeze(-1) for part, a in zip(self._log_softmax(head), choices, strict=True)
+        ]
         return th.stack(chosen).sum(dim=0)
 
     def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:

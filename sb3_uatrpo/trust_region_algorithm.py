@@ -14,8 +14,8 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
+from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from torch.nn import functional as F
 
 from sb3_uatrpo.arguments import check_bool, check_integer, check_real
@@ -69,6 +69,10 @@ class PolicyEstimates:
     n_trajectories: int
 
 
+class _Refused(Exception):
+    """The numbers of this update allow no step. It never leaves the class."""
+
+
 class TrustRegionAlgorithm(OnPolicyAlgorithm):
     """
     Base of the trust region methods of this package.
@@ -98,7 +102,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     :param normalize_advantage: Whether to standardise the advantages over the batch
     :param sub_sampling_factor: every how many steps F̂ and Σ̂ take one
     :param adversarial_noise: noise x against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
-        standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise"). The line search keeps the true objective.
+        standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise"). The line search keeps the true
+        objective.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -186,6 +191,19 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         self._check_arguments()
         super()._setup_model()
         self._head = head_of(self.policy.action_dist)
+        # The buffer is still empty, and its zeros are observations of the right shape
+        empty = self.rollout_buffer.observations
+        first = {key: array[0] for key, array in empty.items()} if isinstance(empty, dict) else empty[0]
+        with self._policy_at_rest():
+            params, _ = self._probe_actor(obs_as_tensor(first, self.device), self.n_envs)
+        self._set_actor_size(sum(param.numel() for param in params))
+
+    def _set_actor_size(self, n_params: int) -> None:
+        """
+        Called at construction, for what a method keeps from update to update.
+
+        :param n_params: d
+        """
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_head"]
@@ -251,7 +269,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         n_trajectories = count_trajectories(self.rollout_buffer)
         with self._policy_at_rest():
-            actor_params, bytes_per_step = self._probe_actor(batch)
+            few = batch[:2]
+            actor_params, bytes_per_step = self._probe_actor(few.observations, len(few))
             self._update_actor(batch, n_trajectories, actor_params, bytes_per_step)
         self._update_learning_rate(self.policy.optimizer)
         self._update_critic(actor_params)
@@ -284,15 +303,16 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 vars(distribution).clear()
                 vars(distribution).update(before)
 
-    def _head_vector(self, batch: Batch) -> th.Tensor:
-        return self._head.vector(self.policy.get_distribution(batch.observations))
+    def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
+        return self._head.vector(self.policy.get_distribution(observations))
 
-    def _probe_actor(self, batch: Batch) -> tuple[tuple[th.Tensor, ...], int]:
+    def _probe_actor(self, observations: th.Tensor | TensorDict, n_steps: int) -> tuple[tuple[th.Tensor, ...], int]:
         """
         The parameters that the action distribution depends on and that require gradients, and the bytes that the
         graph of one step's head keeps. Both are read off the graph, never off names or layers.
 
-        :param batch: any steps
+        :param observations: those of a few steps
+        :param n_steps: how many
         :return: parameters, in the policy's order, and bytes
         """
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
@@ -305,21 +325,48 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 n_bytes += tensor.numel() * tensor.element_size()
             return tensor
 
-        few = batch[:2]
         with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            head = self._head_vector(few)
+            head = self._head_vector(observations)
         if not head.requires_grad:
-            return (), n_bytes
+            return (), n_bytes // n_steps
         gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
         params = tuple(param for param, gradient in zip(candidates, gradients, strict=True) if gradient is not None)
-        return params, n_bytes // len(few)
+        return params, n_bytes // n_steps
 
     def _update_actor(
         self, batch: Batch, n_trajectories: int, params: tuple[th.Tensor, ...], bytes_per_step: int
     ) -> None:
         """Find a step, search along it and log what came of it."""
+        accepted: Evaluation | None = None
+        step_fraction = 0.0
+        try:
+            estimates = self._estimate(batch, n_trajectories, params, bytes_per_step)
+            direction = self._find_checked_direction(estimates)
+            length = self._find_checked_length(direction, estimates)
+        except _Refused as reason:
+            warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=3)
+        else:
+            max_kl = self.line_search_kl_factor * length.kl_estimated
+            result = self._search(batch, estimates.batch, params, length.eta * direction, max_kl)
+            accepted, step_fraction = result.accepted, result.step_fraction
+            self._log({"kl_estimated": length.kl_estimated})
+            if math.isfinite(result.proposed.kl) and length.kl_estimated > 0.0:
+                self._log({"kl_proposed": result.proposed.kl, "kl_ratio": result.proposed.kl / length.kl_estimated})
+        reached = accepted or Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
+        self._log(
+            {
+                "policy_objective": reached.objective,
+                "kl_divergence_loss": reached.kl,
+                "step_fraction": step_fraction,
+                "is_line_search_success": float(accepted is not None),
+            }
+        )
+
+    def _estimate(
+        self, batch: Batch, n_trajectories: int, params: tuple[th.Tensor, ...], bytes_per_step: int
+    ) -> PolicyEstimates:
         if not params:
-            return self._log_refusal("the actor has no trainable parameters", batch)
+            raise _Refused("the actor has no trainable parameters")
         n_params = sum(param.numel() for param in params)
 
         def estimates_over(steps: Batch) -> SampleEstimates:
@@ -331,29 +378,28 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         gradient = whole.gradient()
         if self.adversarial_noise > 0.0:
             gradient = gradient - self.adversarial_noise * whole.standard_error(gradient) * gradient.sign()
-        subsample = estimates_over(batch.subsample(self.sub_sampling_factor))
-        estimates = PolicyEstimates(gradient, whole, subsample, n_trajectories)
+        return PolicyEstimates(
+            gradient, whole, estimates_over(batch.subsample(self.sub_sampling_factor)), n_trajectories
+        )
 
-        direction = self._find_direction(estimates)
-        self._log(direction.diagnostics)
-        if not bool(direction.vector.isfinite().all()):
-            return self._log_refusal("the update direction is not finite", batch)
-        if not bool(direction.vector.any()):
-            return self._log_refusal("the update direction is zero", batch)
-        length = self._find_length(direction.vector, estimates)
-        if not math.isfinite(length.eta):
-            return self._log_refusal("the trust region does not bound the update direction", batch)
-        self._log(length.diagnostics)
+    def _find_checked_direction(self, estimates: PolicyEstimates) -> th.Tensor:
+        found = self._find_direction(estimates)
+        self._log(found.diagnostics)
+        if not bool(found.vector.isfinite().all()):
+            raise _Refused("the update direction is not finite")
+        if not bool(found.vector.any()):
+            raise _Refused("the update direction is zero")
+        return found.vector
 
-        max_kl = self.line_search_kl_factor * length.kl_estimated
-        result = self._search(batch, whole, params, length.eta * direction.vector, max_kl)
-        self._log({"kl_estimated": length.kl_estimated})
-        if math.isfinite(result.proposed.kl):
-            self._log({"kl_proposed": result.proposed.kl, "kl_ratio": result.proposed.kl / length.kl_estimated})
-        self._log_outcome(result.step_fraction, result.accepted, batch)
+    def _find_checked_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
+        found = self._find_length(direction, estimates)
+        if not math.isfinite(found.eta):
+            raise _Refused("the trust region does not bound the update direction")
+        self._log(found.diagnostics)
+        return found
 
     def _linearize(self, steps: Batch, params: tuple[th.Tensor, ...]) -> Linearization:
-        head = self._head_vector(steps)
+        head = self._head_vector(steps.observations)
         fixed = head.detach()
         scores = steps.advantages[:, None] * self._head.score(fixed, steps.actions)
         return Linearization(head, params, lambda P: self._head.fisher_product(fixed, P), scores)
@@ -376,7 +422,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
 
         def evaluate(fraction: float) -> Evaluation:
             move(fraction)
-            head = th.cat([self._head_vector(batch[part]) for part in whole.slices()])
+            head = th.cat([self._head_vector(batch[part].observations) for part in whole.slices()])
             ratio = th.exp(self._head.log_prob(head, batch.actions) - old_log_prob)
             return Evaluation((batch.advantages * ratio).mean().item(), self._head.kl(old_head, head).mean().item())
 
@@ -396,21 +442,6 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                     for param, start in zip(params, before, strict=True):
                         param.copy_(start)
         return result
-
-    def _log_refusal(self, reason: str, batch: Batch) -> None:
-        warnings.warn(f"{type(self).__name__} left the policy unchanged in this update: {reason}.", stacklevel=2)
-        self._log_outcome(0.0, None, batch)
-
-    def _log_outcome(self, step_fraction: float, accepted: Evaluation | None, batch: Batch) -> None:
-        reached = accepted or Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
-        self._log(
-            {
-                "policy_objective": reached.objective,
-                "kl_divergence_loss": reached.kl,
-                "step_fraction": step_fraction,
-                "is_line_search_success": float(accepted is not None),
-            }
-        )
 
     def _log(self, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -437,7 +468,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 total = th.stack([gradient.sum() for gradient in gradients]).sum() + value_loss.detach()
                 if not math.isfinite(total.item()):
                     warnings.warn(
-                        f"{type(self).__name__} left the critic unchanged in a minibatch: its loss or gradient is not finite.",
+                        f"{type(self).__name__} left the critic unchanged in a minibatch: "
+                        "its loss or gradient is not finite.",
                         stacklevel=2,
                     )
                     continue
@@ -474,4 +506,3 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             reset_num_timesteps=reset_num_timesteps,
             progress_bar=progress_bar,
         )
-

@@ -172,8 +172,7 @@ class UATRPO(TrustRegionAlgorithm):
         check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
         check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
 
-    def _setup_model(self) -> None:
-        super()._setup_model()
+    def _set_actor_size(self, n_params: int) -> None:
         if self.seed is None:
             # a draw from the global generator, as for everything else that was not seeded
             seed = int(th.randint(2**63 - 1, ()))
@@ -181,6 +180,21 @@ class UATRPO(TrustRegionAlgorithm):
             # not the seed itself: Ω would repeat the numbers that initialised the policy
             seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0] >> 1)
         self.sketch = Sketch(self.ema_beta, seed, self.device)
+        self._sketch_shape = self._shape_that_fits(n_params)
+
+    def _shape_that_fits(self, n_params: int) -> tuple[int, int]:
+        """(d, m), with m lowered to what ``sketch_memory_limit`` leaves room for, and a warning if it was."""
+        itemsize = next(self.policy.parameters()).element_size()
+        bytes_per_projection = Sketch.n_bytes(n_params, 1, self.ema_beta, itemsize)
+        fitting = max(1, self.sketch_memory_limit // max(1, bytes_per_projection))
+        if fitting >= self.n_projections:
+            return n_params, self.n_projections
+        warnings.warn(
+            f"n_projections is lowered from {self.n_projections} to {fitting}: with d={n_params} actor parameters each "
+            f"projection takes {bytes_per_projection} bytes, and sketch_memory_limit={self.sketch_memory_limit} bytes.",
+            stacklevel=2,
+        )
+        return n_params, fitting
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -189,7 +203,9 @@ class UATRPO(TrustRegionAlgorithm):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         gradient = estimates.gradient
         sketch = self.sketch
-        sketch.ensure_shape(len(gradient), self._projections_that_fit(gradient), gradient.dtype)
+        if len(gradient) != self._sketch_shape[0]:
+            self._sketch_shape = self._shape_that_fits(len(gradient))
+        sketch.ensure_shape(*self._sketch_shape, gradient.dtype)
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
         # A moving average never recovers from a NaN
@@ -221,16 +237,3 @@ class UATRPO(TrustRegionAlgorithm):
     def _coefficient(self, estimates: PolicyEstimates) -> float:
         """c·R_n², the weight of Σ̂ in M̂."""
         return self.uncertainty_coef * self._radius_squared(estimates)
-
-    def _projections_that_fit(self, gradient: th.Tensor) -> int:
-        """m, lowered to what ``sketch_memory_limit`` leaves room for."""
-        bytes_per_projection = Sketch.n_bytes(len(gradient), 1, self.ema_beta, gradient.element_size())
-        fitting = max(1, self.sketch_memory_limit // bytes_per_projection)
-        if fitting < self.n_projections and self.sketch.shape != (len(gradient), fitting):
-            warnings.warn(
-                f"n_projections is lowered from {self.n_projections} to {fitting}: each projection of "
-                f"d={len(gradient)} actor parameters takes {bytes_per_projection} bytes, and "
-                f"sketch_memory_limit={self.sketch_memory_limit} bytes.",
-                stacklevel=2,
-            )
-        return min(self.n_projections, fitting)

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from tests.reference import DoublePolicy
+from tests.reference import DoublePolicy, actor_parameters, flat
 
 ACTION_SPACES: dict[str, spaces.Space] = {
     "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
@@ -24,7 +24,9 @@ ACTION_SPACES: dict[str, spaces.Space] = {
 class NoiseEnv(gym.Env):
     """Observations and rewards are noise; an episode ends or is cut off at random after two steps at least."""
 
-    def __init__(self, action_space: spaces.Space, observation_space: spaces.Space | None = None, reward_scale: float = 1.0):
+    def __init__(
+        self, action_space: spaces.Space, observation_space: spaces.Space | None = None, reward_scale: float = 1.0
+    ):
         self.action_space = action_space
         self.observation_space = observation_space or spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.observation_space.seed(0)
@@ -44,7 +46,9 @@ class NoiseEnv(gym.Env):
         return self.observation_space.sample(), reward, bool(over and ready), bool(cut and ready), {}
 
 
-def make_model(cls, action_space: spaces.Space | str, n_envs: int = 1, double: bool = True, observation_space=None, **kwargs):
+def make_model(
+    cls, action_space: spaces.Space | str, n_envs: int = 1, double: bool = True, observation_space=None, **kwargs
+):
     """A small model on noise, in float64 unless told otherwise."""
     space = ACTION_SPACES[action_space] if isinstance(action_space, str) else action_space
     env = DummyVecEnv([lambda: NoiseEnv(space, observation_space) for _ in range(n_envs)])
@@ -96,8 +100,6 @@ def env_major(model) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
 
 
 def actor_vector(model) -> np.ndarray:
-    from tests.reference import actor_parameters, flat
-
     return flat(actor_parameters(model.policy))
 
 

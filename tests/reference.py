@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 
@@ -58,7 +59,7 @@ def flat(tensors) -> np.ndarray:
 
 def log_prob(policy: ActorCriticPolicy, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
     distribution: Distribution = policy.get_distribution(obs)
-    if isinstance(policy.action_space, __import__("gymnasium").spaces.Discrete):
+    if isinstance(policy.action_space, spaces.Discrete):
         actions = actions.long().flatten()
     elif isinstance(distribution, MultiCategoricalDistribution):
         actions = actions.long()

@@ -16,9 +16,9 @@ u ↦ J'u, in reverse mode too. Both come from one ordinary graph of the policy,
 differentiated twice. The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch as th
 
@@ -129,9 +129,7 @@ class SampleEstimates:
 
         :return: shape ``(d,)``
         """
-        total = sum(part.pull_back(part.scores[None]).squeeze(1) for part in self._parts())
-        assert isinstance(total, th.Tensor)
-        return total / self.n_steps
+        return _sum(part.pull_back(part.scores[None]).squeeze(1) for part in self._parts()) / self.n_steps
 
     def standard_error(self, gradient: th.Tensor) -> th.Tensor:
         """
@@ -178,8 +176,8 @@ class SampleEstimates:
         width = matrix.shape[1]
         pushed = [part.push_forward(matrix) for part in self._parts()]
         projected = [(part.scores * P).sum(dim=-1) for part, P in zip(self._parts(), pushed, strict=True)]
-        mean = sum(w.sum(dim=1) for w in projected) / self.n_steps
-        pulled = sum(
+        mean = _sum(w.sum(dim=1) for w in projected) / self.n_steps
+        pulled = _sum(
             part.pull_back(
                 th.cat(
                     [
@@ -190,7 +188,6 @@ class SampleEstimates:
             )
             for part, P, w in zip(self._parts(), pushed, projected, strict=True)
         )
-        assert isinstance(pulled, th.Tensor)
         return pulled[:, :width], pulled[:, width:]
 
     def fisher_product(self, vector: th.Tensor) -> th.Tensor:
@@ -200,11 +197,10 @@ class SampleEstimates:
         :param vector: x, shape ``(d,)``
         :return: shape ``(d,)``
         """
-        total = sum(
+        pulled = _sum(
             part.pull_back(part.fisher_product(part.push_forward(vector[:, None]))).squeeze(1) for part in self._parts()
         )
-        assert isinstance(total, th.Tensor)
-        return total / self.n_steps
+        return pulled / self.n_steps
 
     def quadratic_forms(self, vector: th.Tensor) -> tuple[float, float]:
         """
@@ -222,3 +218,7 @@ class SampleEstimates:
             fisher += (P * part.fisher_product(P)).sum(dtype=th.float64).item()
             projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))
         return fisher / self.n_steps, th.cat(projected).var().item()
+
+
+def _sum(tensors: Iterable[th.Tensor]) -> th.Tensor:
+    return reduce(th.add, tensors)

@@ -106,7 +106,9 @@ class Sketch:
         expected = set(self.state_dict())
         if strict and set(state_dict) != expected:
             missing, unexpected = sorted(expected - set(state_dict)), sorted(set(state_dict) - expected)
-            raise RuntimeError(f"Error in loading the sketch: missing entries {missing}, unexpected entries {unexpected}.")
+            raise RuntimeError(
+                f"Error in loading the sketch: missing entries {missing}, unexpected entries {unexpected}."
+            )
         for name in ("omega", "y_fisher", "y_covariance"):
             if name in state_dict:
                 # clones keep the strides, and with them the column-major layout

@@ -103,7 +103,7 @@ def _row_blocks(matrix: th.Tensor) -> list[slice]:
 
 def _triangular_factor(matrix: th.Tensor) -> th.Tensor:
     """R of a QR decomposition, a block of rows at a time: the factors of the blocks, stacked, have the same R."""
-    R = th.linalg.qr(matrix[: ROWS_AT_ONCE].double(), mode="r").R
+    R = th.linalg.qr(matrix[:ROWS_AT_ONCE].double(), mode="r").R
     for rows in _row_blocks(matrix)[1:]:
         R = th.linalg.qr(th.cat([R, matrix[rows].double()]), mode="r").R
     return R.cpu()

@@ -1,0 +1,44 @@
+# Set-up and go: `make train` and `make test` need nothing but Python 3.10 or later and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+STEPS ?= 300000
+ENV ?= Hopper-v4
+SEED ?= 0
+
+# The networks are small: one thread is faster than many
+export OMP_NUM_THREADS := 1
+
+.PHONY: train test lint type format pytest clean
+
+# Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,study,tests]"
+	touch $(READY)
+
+train: $(READY)
+	$(BIN)/python examples/train_mujoco.py --env $(ENV) --n-timesteps $(STEPS) --seed $(SEED)
+
+test: lint type pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(READY)
+	$(BIN)/mypy
+
+pytest: $(READY)
+	$(BIN)/python -m pytest
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
