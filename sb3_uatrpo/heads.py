@@ -6,11 +6,12 @@ asks of a distribution is a function of it: log π(a|h), the Fisher matrix H(h) 
 Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
 correction for squashed actions, cancel in every ratio and gradient and are left out.
 
-To support a further distribution, write its head and name it in ``head_of``; ``tests/test_heads.py`` then compares it
+To support a further distribution, write its head and name it in ``_HEADS``; ``tests/test_heads.py`` then compares it
 with ``tests/reference.py``.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch as th
@@ -18,8 +19,11 @@ from stable_baselines3.common.distributions import (
     BernoulliDistribution,
     CategoricalDistribution,
     DiagGaussianDistribution,
+    Distribution,
     MultiCategoricalDistribution,
+    SquashedDiagGaussianDistribution,
     StateDependentNoiseDistribution,
+    TanhBijector,
 )
 from torch.nn import functional as F
 
@@ -160,24 +164,27 @@ class BernoulliHead(Head):
         return (succeed + fail).sum(dim=-1)
 
 
+# Exact types: a subclass may change what its log-probability is
+_HEADS: dict[type[Distribution], Callable[[Any], Head]] = {
+    DiagGaussianDistribution: lambda _: GaussianHead(),
+    SquashedDiagGaussianDistribution: lambda _: GaussianHead(TanhBijector()),
+    StateDependentNoiseDistribution: lambda distribution: GaussianHead(distribution.bijector),
+    CategoricalDistribution: lambda distribution: CategoricalHead([distribution.action_dim]),
+    MultiCategoricalDistribution: lambda distribution: CategoricalHead(distribution.action_dims),
+    BernoulliDistribution: lambda _: BernoulliHead(),
+}
+
+
 def head_of(distribution: Any) -> Head:
     """
     :param distribution: a Stable-Baselines3 action distribution, as a policy's ``action_dist``
     :return: its head
     :raises ValueError: if the distribution is not one of those supported
     """
-    if isinstance(distribution, DiagGaussianDistribution):
-        return GaussianHead()
-    if isinstance(distribution, StateDependentNoiseDistribution):
-        return GaussianHead(distribution.bijector)
-    if isinstance(distribution, CategoricalDistribution):
-        return CategoricalHead([distribution.action_dim])
-    if isinstance(distribution, MultiCategoricalDistribution):
-        return CategoricalHead(distribution.action_dims)
-    if isinstance(distribution, BernoulliDistribution):
-        return BernoulliHead()
-    raise ValueError(
-        f"policy: its action distribution is {type(distribution).__name__}, for which no Fisher matrix is known here; "
-        "accepted are DiagGaussianDistribution, StateDependentNoiseDistribution, CategoricalDistribution, "
-        "MultiCategoricalDistribution and BernoulliDistribution"
-    )
+    kind = type(distribution)
+    if kind not in _HEADS:
+        raise ValueError(
+            f"policy: its action distribution is {kind.__name__}, for which no Fisher matrix is known here; "
+            f"accepted are {', '.join(known.__name__ for known in _HEADS)}"
+        )
+    return _HEADS[kind](distribution)

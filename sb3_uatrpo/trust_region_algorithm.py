@@ -191,19 +191,15 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         self._check_arguments()
         super()._setup_model()
         self._head = head_of(self.policy.action_dist)
-        # The buffer is still empty, and its zeros are observations of the right shape
+
+    def _count_actor_params(self) -> int:
+        """d, found before there is a rollout."""
+        # The buffer is empty, and its zeros are observations of the right shape
         empty = self.rollout_buffer.observations
         first = {key: array[0] for key, array in empty.items()} if isinstance(empty, dict) else empty[0]
         with self._policy_at_rest():
             params, _ = self._probe_actor(obs_as_tensor(first, self.device), self.n_envs)
-        self._set_actor_size(sum(param.numel() for param in params))
-
-    def _set_actor_size(self, n_params: int) -> None:
-        """
-        Called at construction, for what a method keeps from update to update.
-
-        :param n_params: d
-        """
+        return sum(param.numel() for param in params)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_head"]

@@ -172,7 +172,8 @@ class UATRPO(TrustRegionAlgorithm):
         check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
         check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
 
-    def _set_actor_size(self, n_params: int) -> None:
+    def _setup_model(self) -> None:
+        super()._setup_model()
         if self.seed is None:
             # a draw from the global generator, as for everything else that was not seeded
             seed = int(th.randint(2**63 - 1, ()))
@@ -180,7 +181,7 @@ class UATRPO(TrustRegionAlgorithm):
             # not the seed itself: Ω would repeat the numbers that initialised the policy
             seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0] >> 1)
         self.sketch = Sketch(self.ema_beta, seed, self.device)
-        self._sketch_shape = self._shape_that_fits(n_params)
+        self._sketch_shape = self._shape_that_fits(self._count_actor_params())
 
     def _shape_that_fits(self, n_params: int) -> tuple[int, int]:
         """(d, m), with m lowered to what ``sketch_memory_limit`` leaves room for, and a warning if it was."""

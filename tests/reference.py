@@ -63,6 +63,9 @@ def log_prob(policy: ActorCriticPolicy, obs: th.Tensor, actions: th.Tensor) -> t
         actions = actions.long().flatten()
     elif isinstance(distribution, MultiCategoricalDistribution):
         actions = actions.long()
+    else:
+        # torch's Bernoulli works in the type of the actions
+        actions = actions.double()
     return distribution.log_prob(actions)
 
 

@@ -39,7 +39,7 @@ def backtracking_line_search(
     max_iter: int,
 ) -> LineSearchResult:
     """
-    The largest fraction κ^i, i = 0 … ``max_iter`` - 1, whose objective is no lower than before and whose KL is in bounds.
+    The largest κ^i, i = 0 … ``max_iter`` - 1, whose objective is no lower than before and whose KL is within bounds.
 
     A trial with a non-finite value is a rejected one.
 

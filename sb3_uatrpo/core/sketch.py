@@ -43,7 +43,9 @@ class Sketch:
 
     def ensure_shape(self, n_params: int, n_projections: int, dtype: th.dtype) -> None:
         """
-        Draw Ω, standard Gaussian, if there is none of this shape yet. A sketch of another shape is dropped, with a warning.
+        Draw Ω, standard Gaussian, if there is none of this shape yet.
+
+        A sketch of another shape is dropped, with a warning.
 
         :param n_params: d
         :param n_projections: m

@@ -1,0 +1,101 @@
+"""The moving averages against dense averages, and what the sketch's state promises."""
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_uatrpo.core.sketch import Sketch
+
+CPU = th.device("cpu")
+
+
+def random_matrices(d: int, n: int):
+    rng = np.random.default_rng(0)
+    return [(A @ A.T, B @ B.T) for A, B in (rng.normal(size=(2, d, d)) for _ in range(n))]
+
+
+def ready(beta: float, d: int = 6, m: int = 4, seed: int = 0) -> Sketch:
+    sketch = Sketch(beta, seed, CPU)
+    sketch.ensure_shape(d, m, th.float64)
+    return sketch
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_statistic_is_the_projection_of_the_averaged_matrices(beta):
+    sketch = ready(beta)
+    omega = sketch.omega.numpy()
+    F = S = np.zeros((6, 6))
+    for k, (f, s) in enumerate(random_matrices(6, 5), start=1):
+        coefficient = 0.1 * k  # c·R_n² may change from batch to batch
+        found = sketch.advance(th.as_tensor(f @ omega), th.as_tensor(s @ omega), coefficient)
+        F, S = beta * F + (1 - beta) * f, beta * S + (1 - beta) * s
+        expected = (F + coefficient * S) @ omega / (1 - beta**k)
+        assert found.numpy() == pytest.approx(expected)
+        assert sketch.omega.numpy() is not omega
+        assert (sketch.omega.numpy() == omega).all()
+
+
+def test_without_averages_nothing_is_stored():
+    sketch = ready(0.0)
+    sketch.advance(sketch.omega, sketch.omega, 1.0)
+    assert sketch.y_fisher.numel() == sketch.y_covariance.numel() == 0
+    assert Sketch.n_bytes(6, 4, 0.0, 8) == 6 * 4 * 8
+
+
+def test_bytes_are_those_of_the_tensors():
+    sketch = ready(0.9)
+    tensors = (sketch.omega, sketch.y_fisher, sketch.y_covariance)
+    assert Sketch.n_bytes(6, 4, 0.9, 8) == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def test_omega_is_standard_gaussian_and_follows_the_seed():
+    sketch = ready(0.9, d=400, m=50, seed=3)
+    assert sketch.omega.mean().item() == pytest.approx(0.0, abs=0.03)
+    assert sketch.omega.std().item() == pytest.approx(1.0, abs=0.03)
+    assert th.equal(sketch.omega, ready(0.9, d=400, m=50, seed=3).omega)
+    assert not th.equal(sketch.omega, ready(0.9, d=400, m=50, seed=4).omega)
+
+
+def test_drawing_leaves_the_global_generator_alone():
+    before = th.get_rng_state()
+    ready(0.9)
+    assert th.equal(before, th.get_rng_state())
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (6, 5)])
+def test_another_shape_starts_afresh_with_a_warning(shape):
+    sketch = ready(0.9)
+    old = sketch.omega
+    sketch.advance(sketch.omega, sketch.omega, 1.0)
+    sketch.ensure_shape(6, 4, th.float64)
+    assert sketch.omega is old
+    with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
+        sketch.ensure_shape(*shape, th.float64)
+    assert sketch.shape == shape
+    assert not sketch.y_fisher.any()
+    assert sketch.ema_weight.item() == 0.0
+
+
+def test_state_survives_and_goes_on_identically():
+    one = ready(0.9)
+    one.advance(one.omega, 2 * one.omega, 0.1)
+    other = Sketch(0.9, 99, CPU)
+    other.load_state_dict(one.state_dict())
+    assert other.omega.stride() == one.omega.stride()
+    assert th.equal(one.advance(one.omega, one.omega, 0.2), other.advance(other.omega, other.omega, 0.2))
+    for sketch in (one, other):
+        with pytest.warns(UserWarning, match="starts afresh"):
+            sketch.ensure_shape(8, 4, th.float64)
+    assert th.equal(one.omega, other.omega)
+
+
+def test_strict_loading_wants_every_entry():
+    sketch = ready(0.9)
+    state = sketch.state_dict()
+    assert [key for key, value in state.items() if not value.is_floating_point()] == [list(state)[-1]]
+    del state["y_fisher"]
+    with pytest.raises(RuntimeError, match="y_fisher"):
+        sketch.load_state_dict(state)
+    sketch.load_state_dict(state, strict=False)
+    with pytest.raises(RuntimeError, match="surplus"):
+        sketch.load_state_dict({**sketch.state_dict(), "surplus": th.zeros(1)})

@@ -1,0 +1,138 @@
+"""The direction within the observed subspace against an explicit Q, and the laws it must keep."""
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sb3_uatrpo.core import subspace as module
+from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, subspace_direction
+from tests.reference import projected_direction
+
+
+def psd(d: int, rank: int, seed: int, decay: float = 0.7) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    U = np.linalg.qr(rng.normal(size=(d, rank)))[0]
+    return (U * decay ** np.arange(rank)) @ U.T
+
+
+def problem(d: int, m: int, rank: int, seed: int):
+    rng = np.random.default_rng(seed + 1)
+    M = psd(d, rank, seed)
+    omega, g = rng.normal(size=(d, m)), rng.normal(size=d)
+    return M, omega, g
+
+
+def direction(M, omega, g, solver="least_squares"):
+    return subspace_direction(*(th.as_tensor(array) for array in (M @ omega, omega, g)), solver)
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@pytest.mark.parametrize(
+    ("d", "m", "rank"), [(30, 8, 30), (30, 8, 5), (30, 29, 12), (12, 20, 12), (12, 40, 7), (5, 1, 5)]
+)
+def test_equals_the_reference_with_an_explicit_basis(solver, d, m, rank):
+    for seed in range(5):
+        M, omega, g = problem(d, m, rank, seed)
+        found = direction(M, omega, g, solver)
+        expected, kept, _ = projected_direction(M @ omega, omega, g, solver)
+        assert found.rank == kept
+        assert np.linalg.norm(found.direction.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@pytest.mark.parametrize("rank", [4, 12])
+def test_with_as_many_projections_as_parameters_it_is_the_pseudo_inverse(solver, rank):
+    M, omega, g = problem(12, 12 if solver == "least_squares" else 20, rank, 0)
+    found = direction(M, omega, g, solver)
+    expected = np.linalg.pinv(M, rcond=1e-10) @ g
+    assert found.rank == rank
+    assert np.linalg.norm(found.direction.numpy() - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@settings(max_examples=40, deadline=None)
+@given(d=st.integers(2, 40), m=st.integers(1, 50), seed=st.integers(0, 10_000), data=st.data())
+def test_laws(solver, d, m, seed, data):
+    """The direction lies in the range of Y, climbs the gradient, and scales as M⁻¹g does."""
+    rank = data.draw(st.integers(1, d))
+    M, omega, g = problem(d, m, rank, seed)
+    found = direction(M, omega, g, solver)
+    v = found.direction.numpy()
+    _, _, Q = projected_direction(M @ omega, omega, g)
+    assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-10)
+    assert 1 <= found.rank <= min(m, d)
+    assert np.linalg.norm(v - Q @ (Q.T @ v)) <= 1e-6 * np.linalg.norm(v)
+    assert v @ g >= 0
+    for scaled in (direction(4.0 * M, omega, g, solver), direction(M, omega, g / 4.0, solver)):
+        assert np.linalg.norm(4.0 * scaled.direction.numpy() - v) <= 1e-5 * np.linalg.norm(v)
+
+
+@settings(max_examples=30, deadline=None)
+@given(d=st.integers(1, 60), m=st.integers(1, 20), seed=st.integers(0, 10_000))
+def test_the_implicit_basis_is_orthonormal(d, m, seed):
+    """Q = YW has orthonormal columns and spans the range of Y, though it is never formed."""
+    Y = np.random.default_rng(seed).normal(size=(d, m))
+    R = module._triangular_factor(th.as_tensor(Y))
+    _, S, Vh = th.linalg.svd(R, full_matrices=False)
+    kept = S > S[0] * max(d, m) * module.RESOLUTION
+    Q = Y @ (Vh[kept].T / S[kept]).numpy()
+    assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-9)
+    assert Q @ (Q.T @ Y) == pytest.approx(Y, abs=1e-5 * max(d, m))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 30, 1000])
+def test_blocks_of_rows_do_not_matter(rows, monkeypatch):
+    M, omega, g = problem(30, 8, 30, 0)
+    whole = direction(M, omega, g)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
+    cut = direction(M, omega, g)
+    assert cut.rank == whole.rank
+    assert cut.direction.numpy() == pytest.approx(whole.direction.numpy(), rel=1e-8)
+
+
+def test_an_identity_metric_projects_the_gradient():
+    omega, g = np.random.default_rng(0).normal(size=(20, 6)), np.random.default_rng(1).normal(size=20)
+    Q = np.linalg.qr(omega)[0]
+    assert direction(np.eye(20), omega, g).direction.numpy() == pytest.approx(Q @ Q.T @ g, abs=1e-9)
+
+
+def test_small_eigenvalues_are_not_divided_by():
+    """What the sketch cannot resolve in float32 must not set the step."""
+    M = np.diag([1.0, 0.5, 1e-9, 0.0])
+    found = direction(M, np.random.default_rng(0).normal(size=(4, 4)), np.ones(4))
+    assert found.rank == 2
+    assert found.direction.numpy() == pytest.approx([1.0, 2.0, 0.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+def test_nothing_observed_gives_zero(solver):
+    found = direction(np.zeros((6, 6)), np.ones((6, 3)), np.ones(6), solver)
+    assert found.rank == 0
+    assert not found.direction.any()
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@pytest.mark.parametrize("spoilt", ["statistic", "gradient"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_non_finite_input_gives_a_non_finite_direction(solver, spoilt, value):
+    M, omega, g = problem(6, 3, 6, 0)
+    Y = M @ omega
+    (Y if spoilt == "statistic" else g)[2] = value
+    found = subspace_direction(th.as_tensor(Y), th.as_tensor(omega), th.as_tensor(g), solver)
+    assert not bool(found.direction.isfinite().any())
+
+
+def test_nystrom_is_closer_to_the_true_curvature():
+    """v'Mv of the projected matrix against that of the matrix itself, as the module's documentation claims."""
+    ratios = {}
+    for solver in PROJECTION_SOLVERS:
+        values = []
+        for seed in range(20):
+            M = psd(200, 150, seed, decay=0.97)
+            _, omega, g = problem(200, 40, 1, seed)
+            v = direction(M, omega, g, solver).direction.numpy()
+            values.append((v @ M @ v) / (v @ g))  # v'g = v'M̃v
+        ratios[solver] = np.median(values)
+    assert 1.0 <= ratios["nystrom"] < ratios["least_squares"]

@@ -1,0 +1,167 @@
+"""Each head against torch's own distributions, in float64 and by double backward."""
+
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+    SquashedDiagGaussianDistribution,
+    StateDependentNoiseDistribution,
+)
+
+from sb3_uatrpo.heads import head_of
+from tests.reference import kl_of
+
+N = 5
+
+
+def gaussian(h):
+    return DiagGaussianDistribution(2).proba_distribution(h[:, :2], h[:, 2:])
+
+
+def squashed_gaussian(h):
+    return SquashedDiagGaussianDistribution(2).proba_distribution(h[:, :2], h[:, 2:])
+
+
+def state_dependent(h, squash_output=False):
+    distribution = StateDependentNoiseDistribution(2, squash_output=squash_output)
+    distribution.distribution = th.distributions.Normal(h[:, :2], h[:, 2:].exp())
+    return distribution
+
+
+def squashed_state_dependent(h):
+    return state_dependent(h, squash_output=True)
+
+
+def categorical(h):
+    return CategoricalDistribution(4).proba_distribution(h)
+
+
+def multi_categorical(h):
+    return MultiCategoricalDistribution([3, 2]).proba_distribution(h)
+
+
+def bernoulli(h):
+    return BernoulliDistribution(3).proba_distribution(h)
+
+
+KINDS = {
+    gaussian: 4,
+    squashed_gaussian: 4,
+    state_dependent: 4,
+    squashed_state_dependent: 4,
+    categorical: 4,
+    multi_categorical: 5,
+    bernoulli: 3,
+}
+
+
+def vectors(size: int, seed: int, scale: float = 1.0) -> th.Tensor:
+    return scale * th.randn(N, size, generator=th.Generator().manual_seed(seed), dtype=th.float64)
+
+
+def actions_for(kind) -> th.Tensor:
+    generator = th.Generator().manual_seed(9)
+    if kind in (categorical, multi_categorical):
+        return th.randint(2, (N, 1 if kind is categorical else 2), generator=generator).double()
+    if kind is bernoulli:
+        return th.randint(2, (N, 3), generator=generator).double()
+    actions = th.randn(N, 2, generator=generator, dtype=th.float64)
+    return actions.tanh() if "squashed" in kind.__name__ else actions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vector_holds_the_distribution(kind):
+    h = vectors(KINDS[kind], 0)
+    found = head_of(kind(h)).vector(kind(h))
+    assert found.shape == h.shape
+    # logits are defined up to a constant of each categorical distribution
+    assert head_of(kind(h)).kl(h, found) == pytest.approx(th.zeros(N).numpy(), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_prob_differs_by_a_constant_of_the_actions(kind):
+    head, actions = head_of(kind(vectors(KINDS[kind], 0))), actions_for(kind)
+    differences = []
+    for seed in range(3):
+        h = vectors(KINDS[kind], seed)
+        sb3_actions = actions.flatten() if kind is categorical else actions
+        differences.append(head.log_prob(h, actions) - kind(h).log_prob(sb3_actions))
+    for difference in differences[1:]:
+        assert difference.numpy() == pytest.approx(differences[0].numpy(), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_score_is_the_gradient_of_log_prob(kind):
+    h = vectors(KINDS[kind], 3).requires_grad_()
+    actions = actions_for(kind)
+    total = kind(h).log_prob(actions.flatten() if kind is categorical else actions).sum()
+    (expected,) = th.autograd.grad(total, h)
+    assert head_of(kind(h)).score(h, actions).numpy() == pytest.approx(expected.numpy(), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fisher_product_is_the_hessian_of_the_kl(kind):
+    size = KINDS[kind]
+    h = vectors(size, 4)
+    head = head_of(kind(h))
+    eye = th.eye(size, dtype=th.float64)
+    columns = head.fisher_product(h, eye[:, None, :].expand(size, N, size))
+    for i in range(N):
+
+        def divergence(new, i=i):
+            old = head_of(kind(h[i : i + 1]))
+            assert type(old) is type(head)
+            return kl_of(kind(h[i : i + 1]).distribution, kind(new[None]).distribution).sum()
+
+        hessian = th.autograd.functional.hessian(divergence, h[i])
+        assert columns[:, i].numpy() == pytest.approx(hessian.numpy(), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kl_is_summed_over_action_dimensions(kind):
+    old, new = vectors(KINDS[kind], 5), vectors(KINDS[kind], 6)
+    expected = kl_of(kind(old).distribution, kind(new).distribution)
+    assert head_of(kind(old)).kl(old, new).numpy() == pytest.approx(expected.numpy(), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), scale=st.floats(0.1, 5.0))
+def test_laws(kind, seed, scale):
+    """H is symmetric and positive semidefinite, KL(h‖h) = 0, KL ≥ 0, and a small step has KL near ½p'Hp."""
+    size = KINDS[kind]
+    h, p, q = vectors(size, seed, scale), vectors(size, seed + 1), vectors(size, seed + 2)
+    head = head_of(kind(h))
+    Hp, Hq = head.fisher_product(h, p), head.fisher_product(h, q)
+    assert (q * Hp).sum(-1).numpy() == pytest.approx((p * Hq).sum(-1).numpy(), rel=1e-8, abs=1e-10)
+    assert bool(((p * Hp).sum(-1) >= -1e-12).all())
+    assert head.kl(h, h).numpy() == pytest.approx(th.zeros(N).numpy(), abs=1e-12)
+    assert bool((head.kl(h, h + p) >= -1e-12).all())
+    small = 1e-4 / scale * p / p.norm()
+    expected = 0.5 * (small * head.fisher_product(h, small)).sum(-1)
+    # relative to the distribution's own scale: σ may be e^-10 here
+    if float(h.min()) > -5:
+        assert head.kl(h, h + small).numpy() == pytest.approx(expected.numpy(), rel=0.05, abs=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kl_of_float32_heads_is_exact_for_small_steps(kind):
+    h, p = vectors(KINDS[kind], 7), 1e-2 * vectors(KINDS[kind], 8)
+    head = head_of(kind(h))
+    exact = head.kl(h.float().double(), (h + p).float().double())
+    assert head.kl(h.float(), (h + p).float()).numpy() == pytest.approx(exact.numpy(), rel=0.02, abs=3e-7)
+
+
+def test_an_unknown_distribution_is_refused_by_name():
+    class Unheard(Distribution):
+        proba_distribution_net = proba_distribution = log_prob = entropy = sample = mode = None
+        actions_from_params = log_prob_from_params = None
+
+    with pytest.raises(ValueError, match=r"Unheard.*accepted are DiagGaussianDistribution"):
+        head_of(Unheard())
