@@ -274,7 +274,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         self._n_updates += 1
         buffer = self.rollout_buffer
         self._log({"n_trajectories": n_trajectories})
-        self._log({"explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())})
+        # in float64, where the square of a large return does not overflow
+        values, returns = (array.flatten().astype(np.float64) for array in (buffer.values, buffer.returns))
+        self._log({"explained_variance": float(explained_variance(values, returns))})
         if hasattr(self.policy, "log_std"):
             self._log({"std": th.exp(self.policy.log_std).mean().item()})
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

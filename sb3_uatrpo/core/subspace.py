@@ -83,10 +83,9 @@ def subspace_direction(
 
 def _least_squares(projected_omega: th.Tensor, projected_statistic: th.Tensor) -> th.Tensor:
     """M̃ that solves M̃(Q'Ω) = Q'Y, arguments and result in the basis Q, shapes ``(ℓ, m)`` and ``(ℓ, ℓ)``."""
-    rcond = max(projected_omega.shape) * th.finfo(th.float64).eps
-    # gelsy takes rank-deficient systems; it exists on the CPU only
-    solution = th.linalg.lstsq(projected_omega.T, projected_statistic.T, rcond=rcond, driver="gelsy")
-    return solution.solution.T
+    # Not torch.linalg.lstsq: its driver for rank-deficient systems gives other last digits at each call
+    rtol = max(projected_omega.shape) * th.finfo(th.float64).eps
+    return projected_statistic @ th.linalg.pinv(projected_omega, rtol=rtol)
 
 
 def _nystrom(projected_statistic: th.Tensor, sketched: th.Tensor) -> th.Tensor:

@@ -1,0 +1,81 @@
+"""
+What UATRPO says about its own uncertainty: a callback reads it after each update, and a picture shows it.
+
+    python examples/read_uncertainty.py --env Pendulum-v1 --n-timesteps 50000
+
+``train/uncertainty_share`` is the part of the trust region that the gradient's noise takes up. When it is near one,
+steps are short because the gradient is not known well enough, and more data for each update would lengthen them; when
+it is near zero, the Fisher matrix bounds the steps, as in TRPO.
+"""
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_uatrpo import UATRPO
+
+KEYS = ("kl_ratio", "uncertainty_share", "subspace_rank", "n_trajectories", "kl_proposed", "step_fraction")
+
+
+class UncertaintyCallback(BaseCallback):
+    """Keep the diagnostics of every update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates: list[dict[str, float]] = []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        # train() comes after a rollout and its log is written before the next train(): what is recorded now,
+        # and not yet written, is the update before this rollout
+        recorded = self.logger.name_to_value
+        if "train/step_fraction" in recorded:
+            update = {key: recorded[f"train/{key}"] for key in KEYS if f"train/{key}" in recorded}
+            self.updates.append({"timesteps": self.num_timesteps, **update})
+
+
+def main(args: list[str] | None = None) -> pd.DataFrame:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="Pendulum-v1")
+    parser.add_argument("--n-timesteps", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", type=Path, default=Path("uncertainty.png"))
+    options = parser.parse_args(args)
+
+    th.set_num_threads(1)
+    env = VecNormalize(make_vec_env(options.env, seed=options.seed), norm_reward=False)
+    callback = UncertaintyCallback()
+    UATRPO("MlpPolicy", env, seed=options.seed, device="cpu").learn(options.n_timesteps, callback=callback)
+
+    updates = pd.DataFrame(callback.updates)
+    print(updates.describe().loc[["min", "50%", "mean", "max"]].round(3).to_string())
+    figure, axes = plt.subplots(3, 1, sharex=True, figsize=(7, 6), layout="constrained")
+    for ax, key, wanted in zip(
+        axes, ("kl_ratio", "uncertainty_share", "subspace_rank"), (1.0, None, None), strict=True
+    ):
+        ax.plot(updates["timesteps"], updates[key], ".-", linewidth=0.7, markersize=3)
+        ax.set_ylabel(key)
+        ax.grid(alpha=0.3)
+        if wanted is not None:
+            ax.axhline(wanted, color="black", linewidth=0.7)
+    axes[-1].set_xlabel("environment steps")
+    figure.suptitle(f"UATRPO on {options.env}")
+    figure.savefig(options.picture, dpi=120)
+    plt.close(figure)
+    print(f"picture: {options.picture}")
+    return updates
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,466 @@
+"""The SB3 side: what an update touches, refuses, logs, saves and repeats."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
+from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model
+from tests.reference import covariance_matrix, fisher_matrix, flat, gradient_samples, radius_squared
+
+BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+SHARED_KEYS = {
+    "kl_estimated",
+    "kl_proposed",
+    "kl_ratio",
+    "kl_divergence_loss",
+    "n_trajectories",
+    "step_fraction",
+    "is_line_search_success",
+    "policy_objective",
+    "value_loss",
+    "explained_variance",
+    "learning_rate",
+    "n_updates",
+}
+UATRPO_KEYS = {"uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank"}
+
+
+def small(cls, action_space="box", **kwargs):
+    if cls is UATRPO:
+        kwargs = {"n_projections": 8, **kwargs}
+    return make_model(cls, action_space, **kwargs)
+
+
+def state_of(model) -> dict[str, np.ndarray]:
+    """Everything an update may change, copied."""
+    state = {f"policy.{k}": v.clone().numpy() for k, v in model.policy.state_dict().items()}
+    for i, entry in model.policy.optimizer.state_dict()["state"].items():
+        state.update({f"optimizer.{i}.{k}": th.as_tensor(v).clone().numpy() for k, v in entry.items()})
+    if isinstance(model, UATRPO):
+        state.update({f"sketch.{k}": v.clone().numpy() for k, v in model.sketch.state_dict().items()})
+    return state
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], prefix: str = "") -> bool:
+    keys = {k for k in one if k.startswith(prefix)}
+    return keys == {k for k in other if k.startswith(prefix)} and all(np.array_equal(one[k], other[k]) for k in keys)
+
+
+@BOTH
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_every_key_is_logged(cls, action_space):
+    model = small(cls, action_space, n_envs=2)
+    collect(model)
+    model.train()
+    log = logged(model)
+    wanted = SHARED_KEYS | (UATRPO_KEYS if cls is UATRPO else set()) | ({"std"} if "box" in action_space else set())
+    assert set(log) == wanted
+    assert all(np.isfinite(value) for value in log.values())
+    assert log["kl_ratio"] == pytest.approx(log["kl_proposed"] / log["kl_estimated"])
+    if cls is UATRPO:
+        # η²v'M̂v = 2δ: the two penalties fill the trust region
+        assert log["kl_estimated"] + log["uncertainty_penalty"] == pytest.approx(model.trust_region_delta)
+        assert log["uncertainty_share"] == pytest.approx(log["uncertainty_penalty"] / model.trust_region_delta)
+
+
+@BOTH
+def test_the_logged_kl_is_that_of_the_step_taken(cls):
+    model = small(cls, n_envs=2)
+    collect(model)
+    before = copy.deepcopy(model.policy)
+    obs = th.as_tensor(model.rollout_buffer.observations).flatten(0, 1)
+    objective_before = model.rollout_buffer.advantages.copy()
+    model.train()
+    with th.no_grad():
+        old, new = (policy.get_distribution(obs).distribution for policy in (before, model.policy))
+        kl = th.distributions.kl_divergence(old, new).sum(dim=1).mean().item()
+    assert logged(model)["step_fraction"] == 1.0
+    assert logged(model)["kl_proposed"] == logged(model)["kl_divergence_loss"] == pytest.approx(kl, rel=1e-6)
+    assert logged(model)["policy_objective"] > 0
+    assert objective_before.std() > 0
+
+
+@BOTH
+def test_the_actor_moves_in_the_step_and_the_critic_afterwards(cls):
+    model = small(cls, n_critic_updates=0)
+    collect(model)
+    before = state_of(model)
+    model.train()
+    moved = {k for k, v in state_of(model).items() if k.startswith("policy.") and not np.array_equal(v, before[k])}
+    assert moved == {k for k in before if k.startswith("policy.") and "value" not in k}
+    assert not any(k.startswith("optimizer.") for k in state_of(model))
+
+    model.n_critic_updates = 2
+    collect(model)
+    actor = actor_vector(model)
+    model._update_critic(tuple(p for n, p in model.policy.named_parameters() if "value" not in n))
+    assert np.array_equal(actor, actor_vector(model))
+    assert any(k.startswith("optimizer.") for k in state_of(model))
+
+
+@BOTH
+def test_weight_decay_does_not_move_the_actor(cls):
+    optimizer = {"optimizer_class": th.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.5}}
+    models = [small(cls, policy_kwargs={"net_arch": [4], **extra}) for extra in ({}, optimizer)]
+    for model in models:
+        model.set_random_seed(0)
+        collect(model)
+        model.train()
+        assert logged(model)["step_fraction"] > 0
+    assert np.array_equal(*(actor_vector(model) for model in models))
+
+
+@BOTH
+def test_critic_learns(cls):
+    model = small(cls, n_critic_updates=200)
+    collect(model)
+
+    def loss():
+        buffer = model.rollout_buffer
+        obs, returns = (th.as_tensor(x.reshape(48, -1)) for x in (buffer.observations, buffer.returns))
+        with th.no_grad():
+            return (model.policy.predict_values(obs) - returns).square().mean().item()
+
+    before = loss()
+    model.train()
+    assert loss() < 0.7 * before
+
+
+@BOTH
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_a_flattened_buffer_gives_the_same_update(cls, n_envs):
+    models = [small(cls, n_envs=n_envs) for _ in range(2)]
+    for model in models:
+        model.set_random_seed(0)
+        collect(model)
+    next(models[0].rollout_buffer.get(7))
+    for model in models:
+        np.random.seed(0)
+        model.train()
+    assert same(*map(state_of, models))
+
+
+@BOTH
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_same_seed_gives_the_same_numbers(cls, seed):
+    models = [small(cls, double=False, n_envs=2, seed=seed).learn(200) for _ in range(2)]
+    assert same(*map(state_of, models))
+    other = small(cls, double=False, n_envs=2, seed=seed + 1).learn(200)
+    assert not np.array_equal(actor_vector(models[0]), actor_vector(other))
+
+
+@BOTH
+def test_unseeded_models_follow_torchs_global_generator(cls):
+    models = []
+    for _ in range(2):
+        th.manual_seed(5)
+        models.append(small(cls, seed=None))
+    if cls is UATRPO:
+        assert th.equal(*(model.sketch.generator.get_state() for model in models))
+        assert not th.equal(models[0].sketch.generator.get_state(), small(cls, seed=None).sketch.generator.get_state())
+
+
+@BOTH
+def test_training_goes_on_identically_after_save_and_load(cls, tmp_path):
+    model = small(cls, double=False, n_envs=2).learn(200)
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=model.get_env())
+    assert same(state_of(model), state_of(loaded))
+    loaded.set_logger(model.logger)
+    collect(model)
+    loaded.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+    for each in (model, loaded):
+        np.random.seed(3)
+        th.manual_seed(3)
+        each.train()
+    assert same(state_of(model), state_of(loaded))
+
+
+@BOTH
+def test_the_policy_can_be_copied_after_an_update(cls):
+    model = small(cls, double=False)
+    collect(model)
+    before = dict(vars(model.policy.action_dist))
+    model.train()
+    after = vars(model.policy.action_dist)
+    assert before.keys() == after.keys()
+    assert all(after[key] is before[key] for key in before)
+    copy.deepcopy(model.policy)
+
+
+@BOTH
+def test_distribution_checks_are_as_they_were(cls):
+    validate = th.distributions.Distribution._validate_args
+    model = small(cls)
+    collect(model)
+    model.train()
+    assert th.distributions.Distribution._validate_args is validate
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["observations", "rewards", "advantages", "returns"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("flattened", [False, True])
+def test_non_finite_rollouts_raise_before_anything_changes(cls, name, value, flattened):
+    model = small(cls, n_envs=2)
+    collect(model)
+    model.train()
+    collect(model)
+    getattr(model.rollout_buffer, name)[11, 1] = value
+    if flattened:
+        next(model.rollout_buffer.get(7))
+    before = state_of(model)
+    with pytest.raises(FloatingPointError, match=rf"{name} .*{value}.* timestep 11 of environment 1"):
+        model.train()
+    assert same(before, state_of(model))
+
+
+def refuse(model, reason: str) -> None:
+    """The update leaves the actor bit for bit as it was, says so, and trains the critic."""
+    before = state_of(model)
+    with pytest.warns(UserWarning, match=f"left the policy unchanged: {reason}"):
+        model.train()
+    after = state_of(model)
+    actor = {k for k in before if k.startswith("policy.") and "value" not in k}
+    assert all(np.array_equal(before[k], after[k]) for k in actor)
+    assert all(np.isfinite(v).all() for v in after.values())
+    assert logged(model)["step_fraction"] == 0.0
+    assert logged(model)["is_line_search_success"] == 0.0
+    assert logged(model)["kl_divergence_loss"] == 0.0
+    collect(model)
+    model.train()
+    assert logged(model)["step_fraction"] > 0.0
+
+
+@BOTH
+def test_zero_advantages_are_refused(cls):
+    model = small(cls)
+    collect(model)
+    model.rollout_buffer.advantages[:] = 1.0
+    refuse(model, "the update direction is zero")
+
+
+@BOTH
+def test_non_finite_estimates_are_refused_and_never_reach_the_sketch(cls):
+    model = small(cls, normalize_advantage=False, double=False)
+    collect(model)
+    model.train()
+    collect(model)
+    model.rollout_buffer.advantages[:] = 3e38 * np.sign(model.rollout_buffer.advantages)
+    sketch = {k: v for k, v in state_of(model).items() if k.startswith("sketch.")}
+    refuse(model, "the update direction is")
+    if cls is UATRPO:
+        assert np.isfinite(model.sketch.y_covariance.numpy()).all()
+        assert sketch["sketch.ema_weight"] < model.sketch.ema_weight.item()
+
+
+def test_the_sketch_advances_when_only_the_gradient_fails(monkeypatch):
+    from sb3_uatrpo.core.estimates import SampleEstimates
+
+    model = small(UATRPO)
+    collect(model)
+    true = SampleEstimates.gradient
+    monkeypatch.setattr(SampleEstimates, "gradient", lambda self: true(self) * np.nan)
+    with pytest.warns(UserWarning, match="the update direction is not finite"):
+        model.train()
+    assert model.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta)
+    assert model.sketch.y_fisher.any()
+
+
+@BOTH
+def test_a_step_into_nowhere_restores_the_policy_exactly(cls, monkeypatch):
+    """Steps so long that the distribution overflows: each trial is rejected, none is left half-written."""
+    model = small(cls, double=False, line_search_max_iter=3)
+    collect(model)
+    found = type(model)._find_length
+
+    def far(self, direction, estimates):
+        length = found(self, direction, estimates)
+        return type(length)(1e38, length.kl_estimated, length.diagnostics)
+
+    monkeypatch.setattr(type(model), "_find_length", far)
+    before = actor_vector(model)
+    model.train()
+    assert np.array_equal(before, actor_vector(model))
+    assert logged(model)["step_fraction"] == 0.0
+    assert "kl_proposed" not in logged(model)
+
+
+@BOTH
+def test_an_error_in_the_line_search_restores_the_policy(cls, monkeypatch):
+    model = small(cls)
+    collect(model)
+    before = actor_vector(model)
+    monkeypatch.setattr(type(model._head), "kl", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.train()
+    assert np.array_equal(before, actor_vector(model))
+
+
+@BOTH
+def test_a_line_search_that_fails_restores_the_policy(cls):
+    model = small(cls, line_search_kl_factor=1e-9, line_search_max_iter=2)
+    collect(model)
+    before = actor_vector(model)
+    model.train()
+    assert np.array_equal(before, actor_vector(model))
+    assert logged(model)["step_fraction"] == 0.0
+    assert logged(model)["kl_proposed"] > 0.0
+
+
+@BOTH
+def test_a_cut_back_step_is_a_power_of_the_shrinking_factor(cls):
+    model = small(cls, line_search_kl_factor=0.1, line_search_shrinking_factor=0.7)
+    collect(model)
+    model.train()
+    log = logged(model)
+    i = np.log(log["step_fraction"]) / np.log(0.7)
+    assert i == pytest.approx(round(i), abs=1e-6)
+    assert i >= 1
+    assert log["kl_divergence_loss"] <= 0.1 * log["kl_estimated"] < log["kl_proposed"]
+
+
+@BOTH
+def test_a_non_finite_critic_loss_never_reaches_the_optimizer(cls):
+    model = small(cls, double=False, batch_size=8)
+    collect(model)
+    model.rollout_buffer.returns[5] = 3e38
+    with pytest.warns(UserWarning, match="left the critic unchanged in a minibatch"):
+        model.train()
+    assert all(np.isfinite(v).all() for v in state_of(model).values())
+    assert np.isfinite(logged(model)["value_loss"])
+
+
+class ValueNamedExtractor(BaseFeaturesExtractor):
+    """Parameters whose names say nothing about what depends on them."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, features_dim=4)
+        self.value_map = th.nn.Linear(3, 4)
+        self.unused = th.nn.Linear(3, 4)
+
+    def forward(self, observations):
+        return self.value_map(observations).tanh()
+
+
+@BOTH
+def test_actor_parameters_are_found_from_the_graph(cls):
+    kwargs = {"features_extractor_class": ValueNamedExtractor, "net_arch": [4]}
+    model = small(cls, double=False, policy_kwargs=kwargs)
+    model.policy.mlp_extractor.policy_net[0].bias.requires_grad_(False)
+    collect(model)
+    before = state_of(model)
+    model.train()
+    after = state_of(model)
+    moved = {
+        k.removeprefix("policy.") for k in before if k.startswith("policy.") and not np.array_equal(before[k], after[k])
+    }
+    actor = {k for k in moved if "value_net" not in k}
+    assert "features_extractor.value_map.weight" in actor
+    assert "mlp_extractor.policy_net.0.weight" in actor
+    assert "mlp_extractor.policy_net.0.bias" not in actor
+    assert not any("unused" in k for k in moved)
+
+
+@BOTH
+def test_an_actor_without_trainable_parameters_still_trains_its_critic(cls):
+    model = small(cls, double=False)
+    for name, param in model.policy.named_parameters():
+        param.requires_grad_("value" in name)
+    collect(model)
+    before = state_of(model)
+    with pytest.warns(UserWarning, match="no trainable parameters"):
+        model.train()
+    after = state_of(model)
+    assert not np.array_equal(before["policy.value_net.weight"], after["policy.value_net.weight"])
+
+
+def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
+    """The direction that the first update finds, and M̂⁺ĝ with dense matrices."""
+    collect(model)
+    obs, actions, advantages = env_major(model)
+    samples = gradient_samples(model.policy, obs, actions, advantages)
+    n = model.rollout_buffer.n_envs + int(model.rollout_buffer.episode_starts[1:].sum())
+    c = model.uncertainty_coef * radius_squared(samples.shape[1], n, model.confidence_alpha)
+    k = model.sub_sampling_factor
+    M = fisher_matrix(model.policy, obs[::k]) + c * covariance_matrix(samples[::k])
+
+    found = []
+    find = model._find_direction
+    model._find_direction = lambda estimates: found.append(find(estimates)) or found[0]
+    model.train()
+    # nothing near a cut-off, so that the pseudo-inverse is a matter of mathematics
+    assert np.linalg.cond(M) < 1e4
+    return found[0].vector.numpy(), np.linalg.pinv(M) @ samples.mean(axis=0)
+
+
+LINEAR_ACTOR = {"policy_kwargs": {"net_arch": []}, "sub_sampling_factor": 1, "n_projections": 60}
+
+
+@pytest.mark.parametrize("solver", ["least_squares", "nystrom"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_more_projections_than_parameters_give_the_pseudo_inverse(solver, seed):
+    """m ≥ d: the direction is M̂⁺ĝ itself, whatever Ω is."""
+    model = small(UATRPO, projection_solver=solver, **LINEAR_ACTOR)
+    model.sketch.generator.manual_seed(seed)
+    assert len(actor_vector(model)) < 60
+    found, expected = found_and_exact_direction(model)
+    assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+def test_without_uncertainty_it_is_the_natural_gradient():
+    """c = 0 and m ≥ d: the direction of TRPO without damping, F̂⁺ĝ."""
+    model = small(UATRPO, uncertainty_coef=0.0, **LINEAR_ACTOR)
+    found, expected = found_and_exact_direction(model)
+    assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+    assert logged(model)["uncertainty_penalty"] == 0.0
+
+
+@pytest.mark.parametrize("unit", ["trajectory", "step"])
+def test_n_counts_fragments_or_steps(unit):
+    model = small(UATRPO, n_envs=3, sample_unit=unit)
+    collect(model)
+    starts = model.rollout_buffer.episode_starts
+    segments = sum(1 for e in range(3) for t in range(48) if t == 0 or starts[t, e])
+    assert segments > 3
+    model.train()
+    d = len(actor_vector(model))
+    log_inverse = np.log(1 / model.confidence_alpha)
+    n = segments if unit == "trajectory" else 3 * 48
+    expected = (d + 2 * np.sqrt(d * log_inverse) + 2 * log_inverse) / n
+    assert logged(model)["radius_squared"] == pytest.approx(expected)
+    assert logged(model)["n_trajectories"] == segments
+
+
+def test_the_sketch_is_lowered_to_its_memory_limit():
+    d = len(actor_vector(small(UATRPO)))
+    limit = 3 * d * 8 * 5 + 7  # room for five projections in float64
+    with pytest.warns(UserWarning, match=rf"n_projections is lowered from 8 to 5: .*sketch_memory_limit={limit}"):
+        model = small(UATRPO, sketch_memory_limit=limit)
+    collect(model)
+    model.train()
+    assert model.sketch.shape == (d, 5)
+    tensors = (model.sketch.omega, model.sketch.y_fisher, model.sketch.y_covariance)
+    assert sum(t.untyped_storage().nbytes() for t in tensors) <= limit
+
+
+def test_without_averages_no_statistic_is_stored():
+    model = small(UATRPO, ema_beta=0.0)
+    collect(model)
+    model.train()
+    assert model.sketch.y_fisher.numel() == 0
+    assert model.sketch.omega.numel() > 0
+
+
+def test_policy_gradients_do_not_accumulate():
+    """Estimates are made beside the parameters' own gradients."""
+    model = small(UATRPO, n_critic_updates=0)
+    collect(model)
+    model.train()
+    assert all(param.grad is None for param in model.policy.parameters())
+    assert np.isfinite(flat(model.policy.parameters())).all()

@@ -1,0 +1,120 @@
+"""Every argument out of range, of the wrong type, NaN or infinite is refused at construction, by name and value."""
+
+import re
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
+
+NAN, INF = float("nan"), float("inf")
+NOT_NUMBERS = ["0.1", None, True, [0.1], NAN, INF, -INF]
+NOT_INTEGERS = [*NOT_NUMBERS, 1.5, 2.0]
+
+SHARED = {
+    "learning_rate": [*NOT_NUMBERS, -1e-3],
+    "n_steps": [*NOT_INTEGERS, 0, -1],
+    "batch_size": [*NOT_INTEGERS, 0, -1],
+    "gamma": [*NOT_NUMBERS, -0.1, 1.1],
+    "gae_lambda": [*NOT_NUMBERS, -0.1, 1.1],
+    "sub_sampling_factor": [*NOT_INTEGERS, 0, -1],
+    "normalize_advantage": [None, 1, "yes", NAN],
+    "adversarial_noise": [*NOT_NUMBERS, -0.1],
+    "line_search_shrinking_factor": [*NOT_NUMBERS, 0.0, 1.0, 1.5, -0.5],
+    "line_search_max_iter": [*NOT_INTEGERS, 0, -1],
+    "line_search_kl_factor": [*NOT_NUMBERS, 0.0, -1.0],
+    "n_critic_updates": [*NOT_INTEGERS, -1],
+    "use_sde": [None, 1, "yes"],
+    "sde_sample_freq": [*NOT_INTEGERS, -2],
+    "stats_window_size": [*NOT_INTEGERS, 0],
+    "seed": [value for value in NOT_INTEGERS if value is not None] + [-1],
+}
+OWN = {
+    UATRPO: {
+        "trust_region_delta": [*NOT_NUMBERS, 0.0, -0.03],
+        "uncertainty_coef": [*NOT_NUMBERS, -1e-4],
+        "confidence_alpha": [*NOT_NUMBERS, 0.0, 1.0, -0.1, 1.1],
+        "n_projections": [*NOT_INTEGERS, 0, -200],
+        "ema_beta": [*NOT_NUMBERS, 1.0, -0.1, 1.1],
+        "sample_unit": ["episode", None, 1, ["step"]],
+        "step_length_samples": ["all", None, 1],
+        "projection_solver": ["cholesky", None, 1],
+        "sketch_memory_limit": [*NOT_INTEGERS, 0, -1],
+    },
+    MatchedTRPO: {
+        "target_kl": [*NOT_NUMBERS, 0.0, -0.01],
+        "cg_max_steps": [*NOT_INTEGERS, 0],
+        "cg_damping": [*NOT_NUMBERS, -0.1],
+    },
+}
+CASES = [
+    pytest.param(cls, name, value, id=f"{cls.__name__}-{name}-{value!r}")
+    for cls in OWN
+    for name, values in {**SHARED, **OWN[cls]}.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("cls", "name", "value"), CASES)
+def test_bad_argument(cls, name, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be .*, but it is {re.escape(repr(value))}$"):
+        # continuous actions, or SB3 itself refuses use_sde
+        cls("MlpPolicy", "Pendulum-v1", **{name: value})
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_every_argument_of_our_own_has_a_bad_value_above(cls):
+    import inspect
+
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+    checked = {*SHARED, *OWN[cls]}
+    theirs = {
+        *inspect.signature(BaseAlgorithm.__init__).parameters,
+        *inspect.signature(OnPolicyAlgorithm.__init__).parameters,
+    }
+    ours = set(inspect.signature(cls.__init__).parameters) - theirs
+    assert ours <= checked
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_numpy_numbers_are_numbers(cls):
+    model = cls("MlpPolicy", "CartPole-v1", n_steps=np.int64(100), gamma=np.float32(0.9), batch_size=np.int32(50))
+    assert model.n_steps == 100
+
+
+@pytest.mark.parametrize("cls", OWN)
+@pytest.mark.parametrize(("n_steps", "n_envs"), [(1, 1)])
+def test_one_sample_is_too_few(cls, n_steps, n_envs):
+    with pytest.raises(ValueError, match=r"n_steps \* n_envs must be at least 2.*n_steps is 1 and n_envs is 1"):
+        cls("MlpPolicy", make_vec_env("CartPole-v1", n_envs), n_steps=n_steps)
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_a_batch_size_that_does_not_divide_the_rollout_warns(cls):
+    with pytest.warns(UserWarning, match=r"batch_size=30 .*n_steps=100 and n_envs=1.*truncated to 10 steps"):
+        cls("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cls("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=25)
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_what_load_changes_is_checked_too(cls, tmp_path):
+    cls("MlpPolicy", "CartPole-v1", n_steps=50).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="gamma must be"):
+        cls.load(tmp_path / "model", gamma=2.0)
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_an_unsupported_action_space_is_refused_as_sb3_does(cls):
+    class TupleActions(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(2)])
+
+    with pytest.raises(AssertionError, match="only supports"):
+        cls("MlpPolicy", TupleActions())

@@ -1,0 +1,77 @@
+"""Every example runs, shortened, as a user would start it: a script, from another folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(folder: Path, script: str, *args: str, code: int = 0) -> str:
+    """What the script printed; warnings are errors, but for the one about old tasks, which each script filters."""
+    command = [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / script), *args]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder)}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    output = result.stdout + result.stderr
+    assert result.returncode == code, output
+    assert "Warning" not in output
+    assert ("Traceback" in output) == (code == 1), output
+    return output
+
+
+def test_shortest(tmp_path):
+    assert "kl_ratio" in run(tmp_path, "shortest.py", "--n-timesteps", "3000")
+
+
+def test_read_uncertainty(tmp_path):
+    output = run(tmp_path, "read_uncertainty.py", "--n-timesteps", "4000", "--picture", "picture.png")
+    assert "uncertainty_share" in output
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("train")
+    return folder, run(folder, "train_mujoco.py", "--n-timesteps", "3000", "--eval-freq", "1000", "--seed", "1")
+
+
+def test_train_mujoco_says_what_it_left(trained):
+    folder, output = trained
+    runs = folder / "runs" / "uatrpo_Hopper-v4_1"
+    for name in ("model.zip", "vecnormalize.pkl", "progress.csv", "learning_curve.png", "evaluations.npz"):
+        assert (runs / name).stat().st_size > 0
+    assert list(runs.glob("events.out.tfevents.*"))
+    assert list((runs / "checkpoints").glob("*vecnormalize*.pkl"))
+    for said in ("model.zip", "progress.csv", "learning_curve.png", "final return", "watch_agent.py"):
+        assert said in output
+
+
+def test_watch_agent(trained):
+    folder, _ = trained
+    output = run(folder, "watch_agent.py", "runs/uatrpo_Hopper-v4_1", "--render-mode", "none", "--n-episodes", "2")
+    assert output.count("return") == 2
+
+
+def test_measure_kl_ratio(tmp_path):
+    args = ["--env", "Pendulum-v1", "--seed", "0", "--n-timesteps", "3000", "--folder", "kl"]
+    first = run(tmp_path, "measure_kl_ratio.py", *args)
+    assert "MatchedTRPO" in first
+    model = tmp_path / "kl" / "3000" / "uatrpo_Pendulum-v1_0" / "model.zip"
+    before = model.stat().st_mtime_ns
+    assert run(tmp_path, "measure_kl_ratio.py", *args) == first
+    assert model.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "said"),
+    [
+        ("train_mujoco.py", ["--env", "Hoper-v4"], "Hoper-v4"),
+        ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
+        ("watch_agent.py", ["nowhere"], "no model.zip in nowhere"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path, script, args, said):
+    assert said in run(tmp_path, script, *args, code=2)
