@@ -14,10 +14,12 @@ export OMP_NUM_THREADS := 1
 
 .PHONY: train test lint type format pytest clean
 
-# Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it
+# Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. The filter
+# is for setuptools, which warns at every editable installation.
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools
+	PYTHONWARNINGS="ignore:Editable installation" \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,study,tests]"
 	touch $(READY)
 

@@ -3,8 +3,8 @@ Is the KL divergence of the proposed steps what the algorithm expects? UATRPO be
 
     python examples/measure_kl_ratio.py --env Hopper-v4 HalfCheetah-v4 --seed 0 1 --n-timesteps 150000 --jobs 2
 
-Runs ``train_mujoco.py`` for each algorithm, environment and seed, one process each, and prints a table. Runs whose
-folder is complete are not repeated.
+Runs ``train_mujoco.py`` for each algorithm, environment and seed, one process each, prints a table and draws learning
+curves beside histograms of the ratio. Runs whose folder is complete are not repeated.
 """
 
 import argparse
@@ -17,11 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium as gym
+import matplotlib.pyplot as plt
 import mujoco
 import numpy as np
 import pandas as pd
 import stable_baselines3
 import torch as th
+from matplotlib.figure import Figure
+from stable_baselines3.common.monitor import load_results
 from train_mujoco import ALGORITHMS, final_return
 
 import sb3_uatrpo
@@ -59,6 +62,39 @@ def summary(folder: Path, algo: str, env: str, seed: int, n_timesteps: int) -> d
     }
 
 
+def draw(folders: dict[tuple[str, str, int], Path], n_timesteps: int) -> Figure:
+    """For each environment: mean training return of each run, and the ratios of all runs of an algorithm."""
+    environments = sorted({env for env, _, _ in folders})
+    figure, axes = plt.subplots(
+        len(environments), 2, figsize=(9, 3.2 * len(environments)), layout="constrained", squeeze=False
+    )
+    bins = np.linspace(0.0, 5.0, 51)
+    for (left, right), env in zip(axes, environments, strict=True):
+        for color, algo in zip(("C0", "C1"), ALGORITHMS, strict=True):
+            name = ALGORITHMS[algo].__name__
+            own = [folder for (e, a, _), folder in folders.items() if (e, a) == (env, algo)]
+            ratios = []
+            for i, folder in enumerate(own):
+                episodes = load_results(str(folder))
+                window = max(1, min(100, len(episodes) // 5))
+                smooth = episodes["r"].rolling(window, min_periods=1).mean()
+                left.plot(episodes["l"].cumsum(), smooth, color=color, label=name if i == 0 else None)
+                ratios.append(pd.read_csv(folder / "progress.csv")["train/kl_ratio"].dropna())
+            if ratios:
+                together = pd.concat(ratios).clip(upper=bins[-1])
+                weights = np.full(len(together), 1.0 / len(together))
+                right.hist(together, bins, weights=weights, color=color, alpha=0.6, label=name)
+        left.set(title=env, xlabel="environment steps", ylabel="training return (rolling mean)", xlim=(0, n_timesteps))
+        right.axvline(1.0, color="black", linewidth=0.8)
+        right.set(
+            title="proposed steps", xlabel="actual KL / estimated KL (5 and more at 5)", ylabel="share of updates"
+        )
+        for ax in (left, right):
+            ax.grid(alpha=0.3)
+            ax.legend()
+    return figure
+
+
 def main(args: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
@@ -67,6 +103,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--n-timesteps", type=int, default=150_000)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--folder", type=Path, default=Path("runs/kl_ratio"))
+    parser.add_argument("--picture", type=Path, help="default: FOLDER/N_TIMESTEPS/kl_ratio.png")
     options = parser.parse_args(args)
 
     specs = list(itertools.product(options.env, options.algo, options.seed))
@@ -80,10 +117,15 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
             for folder, (env, algo, seed) in zip(folders, specs, strict=True)
         ]
     )
+    picture: Path = options.picture or options.folder / f"{options.n_timesteps}" / "kl_ratio.png"
+    figure = draw(dict(zip(specs, folders, strict=True)), options.n_timesteps)
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
     print(table.to_string(index=False))
     versions = {m.__name__: m.__version__ for m in (sb3_uatrpo, stable_baselines3, th, gym, mujoco, np)}
     print(f"\n{options.n_timesteps} steps a run; Python {platform.python_version()} on {platform.machine()},", end=" ")
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print(f"picture: {picture}")
     return table
 
 
