@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from sb3_uatrpo.arguments import check_bool, check_integer, check_real
 from sb3_uatrpo.batch import Batch, count_trajectories, rollout_batch
-from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
+from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.heads import head_of
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -267,9 +267,16 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         with self._policy_at_rest():
             few = batch[:2]
             actor_params, bytes_per_step = self._probe_actor(few.observations, len(few))
+            parts = parts_of(len(batch), bytes_per_step)
             self._update_actor(batch, n_trajectories, actor_params, bytes_per_step)
+            # Parameters of the actor stay through the critic's epochs, batch-norm statistics that it shares do not
+            stepped = self._heads(batch, parts) if any(True for _ in self.policy.buffers()) else None
         self._update_learning_rate(self.policy.optimizer)
         self._update_critic(actor_params)
+        if stepped is not None:
+            with self._policy_at_rest():
+                self._log({"critic_kl": self._head.kl(stepped, self._heads(batch, parts)).mean().item()})
+            self.policy.set_training_mode(True)
 
         self._n_updates += 1
         buffer = self.rollout_buffer
@@ -303,6 +310,11 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
 
     def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
         return self._head.vector(self.policy.get_distribution(observations))
+
+    def _heads(self, batch: Batch, parts: list[slice]) -> th.Tensor:
+        """The head of every step, without a graph, shape ``(n, k)``."""
+        with th.no_grad():
+            return th.cat([self._head_vector(batch[part].observations) for part in parts])
 
     def _probe_actor(self, observations: th.Tensor | TensorDict, n_steps: int) -> tuple[tuple[th.Tensor, ...], int]:
         """
@@ -420,7 +432,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
 
         def evaluate(fraction: float) -> Evaluation:
             move(fraction)
-            head = th.cat([self._head_vector(batch[part].observations) for part in whole.slices()])
+            head = self._heads(batch, whole.parts)
             ratio = th.exp(self._head.log_prob(head, batch.actions) - old_log_prob)
             return Evaluation((batch.advantages * ratio).mean().item(), self._head.kl(old_head, head).mean().item())
 

@@ -180,22 +180,28 @@ class UATRPO(TrustRegionAlgorithm):
         else:
             # not the seed itself: Ω would repeat the numbers that initialised the policy
             seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0] >> 1)
-        self.sketch = Sketch(self.ema_beta, seed, self.device)
-        self._sketch_shape = self._shape_that_fits(self._count_actor_params())
+        n_params = self._count_actor_params()
+        dtype = next(self.policy.parameters()).dtype
+        n_projections = self._projections_that_fit(n_params, dtype)
+        self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)
+        if self.verbose >= 1:
+            print(
+                f"The sketch of {n_params} actor parameters and {n_projections} projections takes "
+                f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
+            )
 
-    def _shape_that_fits(self, n_params: int) -> tuple[int, int]:
-        """(d, m), with m lowered to what ``sketch_memory_limit`` leaves room for, and a warning if it was."""
-        itemsize = next(self.policy.parameters()).element_size()
-        bytes_per_projection = Sketch.n_bytes(n_params, 1, self.ema_beta, itemsize)
+    def _projections_that_fit(self, n_params: int, dtype: th.dtype) -> int:
+        """m, lowered to what ``sketch_memory_limit`` leaves room for, with a warning if it was."""
+        bytes_per_projection = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
         fitting = max(1, self.sketch_memory_limit // max(1, bytes_per_projection))
         if fitting >= self.n_projections:
-            return n_params, self.n_projections
+            return self.n_projections
         warnings.warn(
             f"n_projections is lowered from {self.n_projections} to {fitting}: with d={n_params} actor parameters each "
             f"projection takes {bytes_per_projection} bytes, and sketch_memory_limit={self.sketch_memory_limit} bytes.",
             stacklevel=2,
         )
-        return n_params, fitting
+        return fitting
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -204,9 +210,9 @@ class UATRPO(TrustRegionAlgorithm):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         gradient = estimates.gradient
         sketch = self.sketch
-        if len(gradient) != self._sketch_shape[0]:
-            self._sketch_shape = self._shape_that_fits(len(gradient))
-        sketch.ensure_shape(*self._sketch_shape, gradient.dtype)
+        if len(gradient) != sketch.shape[0]:
+            sketch.resize(len(gradient), self._projections_that_fit(len(gradient), gradient.dtype))
+        sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
         # A moving average never recovers from a NaN

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch as th
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model
@@ -21,11 +20,6 @@ def reference_for(model) -> ReferenceUATRPO:
     )
 
 
-def draw_omega(model) -> None:
-    d = len(actor_vector(model))
-    model.sketch.ensure_shape(d, model.n_projections, th.float64)
-
-
 def n_samples(model) -> int:
     buffer = model.rollout_buffer
     if model.sample_unit == "step":
@@ -37,7 +31,7 @@ def n_samples(model) -> int:
 
 def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5) -> None:
     """Each update moves the actor by a fraction κ^i of the reference's step, and logs the reference's figures."""
-    draw_omega(model)
+    model.sketch.draw()
     reference = reference_for(model)
     for _ in range(n_updates):
         collect(model)

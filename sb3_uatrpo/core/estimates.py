@@ -78,6 +78,18 @@ class Linearization:
         return products
 
 
+def parts_of(n_steps: int, bytes_per_step: int) -> list[slice]:
+    """
+    The steps, cut into parts whose graphs fit into memory one at a time.
+
+    :param n_steps: number of steps
+    :param bytes_per_step: what the graph of one step's head keeps
+    :return: slices that cover the steps in order
+    """
+    size = min(n_steps, max(1, GRAPH_BYTES // max(1, bytes_per_step)))
+    return [slice(start, min(start + size, n_steps)) for start in range(0, n_steps, size)]
+
+
 class SampleEstimates:
     """
     ĝ, F̂ and Σ̂ over one set of steps.
@@ -94,25 +106,19 @@ class SampleEstimates:
     ) -> None:
         self.n_steps = n_steps
         self.n_params = n_params
+        self.parts = parts_of(n_steps, bytes_per_step)
         self._linearize = linearize
-        self._bytes_per_step = max(bytes_per_step, 1)
-        self._part_size = min(n_steps, max(1, GRAPH_BYTES // self._bytes_per_step))
+        self._bytes_per_step = bytes_per_step
 
     @cached_property
     def _whole(self) -> Linearization:
-        return self._linearize(slice(0, self.n_steps))
+        return self._linearize(self.parts[0])
 
-    def slices(self) -> list[slice]:
-        """
-        :return: the steps, in parts whose graphs fit into memory one at a time
-        """
-        return [slice(start, start + self._part_size) for start in range(0, self.n_steps, self._part_size)]
-
-    def _parts(self) -> Iterator[Linearization]:
-        if self._part_size == self.n_steps:
+    def _linearizations(self) -> Iterator[Linearization]:
+        if len(self.parts) == 1:
             yield self._whole
             return
-        for part in self.slices():
+        for part in self.parts:
             yield self._linearize(part)
 
     def head(self) -> th.Tensor:
@@ -121,7 +127,7 @@ class SampleEstimates:
 
         :return: h, shape ``(n, k)``, detached
         """
-        return th.cat([part.head.detach() for part in self._parts()])
+        return th.cat([part.head.detach() for part in self._linearizations()])
 
     def gradient(self) -> th.Tensor:
         """
@@ -129,7 +135,7 @@ class SampleEstimates:
 
         :return: shape ``(d,)``
         """
-        return _sum(part.pull_back(part.scores[None]).squeeze(1) for part in self._parts()) / self.n_steps
+        return _sum(part.pull_back(part.scores[None]).squeeze(1) for part in self._linearizations()) / self.n_steps
 
     def standard_error(self, gradient: th.Tensor) -> th.Tensor:
         """
@@ -169,13 +175,13 @@ class SampleEstimates:
         return fisher, covariance
 
     def _columns_at_once(self) -> int:
-        bytes_per_column = self._part_size * self._bytes_per_step + 8 * self.n_params
+        bytes_per_column = self.parts[0].stop * self._bytes_per_step + 8 * self.n_params
         return max(1, COLUMN_BYTES // bytes_per_column)
 
     def _products_of_chunk(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         width = matrix.shape[1]
-        pushed = [part.push_forward(matrix) for part in self._parts()]
-        projected = [(part.scores * P).sum(dim=-1) for part, P in zip(self._parts(), pushed, strict=True)]
+        pushed = [part.push_forward(matrix) for part in self._linearizations()]
+        projected = [(part.scores * P).sum(dim=-1) for part, P in zip(self._linearizations(), pushed, strict=True)]
         mean = _sum(w.sum(dim=1) for w in projected) / self.n_steps
         pulled = _sum(
             part.pull_back(
@@ -186,7 +192,7 @@ class SampleEstimates:
                     ]
                 )
             )
-            for part, P, w in zip(self._parts(), pushed, projected, strict=True)
+            for part, P, w in zip(self._linearizations(), pushed, projected, strict=True)
         )
         return pulled[:, :width], pulled[:, width:]
 
@@ -198,7 +204,8 @@ class SampleEstimates:
         :return: shape ``(d,)``
         """
         pulled = _sum(
-            part.pull_back(part.fisher_product(part.push_forward(vector[:, None]))).squeeze(1) for part in self._parts()
+            part.pull_back(part.fisher_product(part.push_forward(vector[:, None]))).squeeze(1)
+            for part in self._linearizations()
         )
         return pulled / self.n_steps
 
@@ -213,7 +220,7 @@ class SampleEstimates:
         """
         fisher = 0.0
         projected = []
-        for part in self._parts():
+        for part in self._linearizations():
             P = part.push_forward(vector[:, None]).squeeze(0)
             fisher += (P * part.fisher_product(P)).sum(dtype=th.float64).item()
             projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))

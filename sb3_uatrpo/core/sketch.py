@@ -16,56 +16,80 @@ class Sketch:
     Ω, Y_F, Y_Σ and the weight of their average.
 
     Its state is a ``state_dict`` of plain tensors, so Stable-Baselines3 saves, loads and moves it with the policy.
-    An empty sketch (nothing drawn yet) holds matrices of no size.
+    Until Ω is drawn, at the first update, the matrices have no size.
 
+    :param n_params: d, number of actor parameters
+    :param n_projections: m, number of random projections
     :param ema_beta: β in [0, 1); with 0 nothing is averaged and Y_F and Y_Σ are not stored
     :param seed: seeds the generator that draws Ω
+    :param dtype: type of the policy's parameters
     :param device: where Ω, Y_F and Y_Σ live; the numbers are drawn on the CPU, so they do not depend on it
     """
 
-    def __init__(self, ema_beta: float, seed: int, device: th.device) -> None:
+    def __init__(
+        self, n_params: int, n_projections: int, ema_beta: float, seed: int, dtype: th.dtype, device: th.device
+    ) -> None:
+        self.shape = (n_params, n_projections)
         self.ema_beta = ema_beta
+        self.dtype = dtype
         self.device = device
         self.generator = th.Generator().manual_seed(seed)
         self._clear()
 
     def _clear(self) -> None:
-        self.omega = th.zeros(0, 0, device=self.device)
-        self.y_fisher = th.zeros(0, 0, device=self.device)
-        self.y_covariance = th.zeros(0, 0, device=self.device)
+        self.omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
+        self._clear_averages()
+
+    def _clear_averages(self) -> None:
+        # as large as Ω, and as column-major
+        average = self.omega if self.ema_beta > 0.0 else self.omega[:0, :0]
+        self.y_fisher = th.zeros_like(average)
+        self.y_covariance = th.zeros_like(average)
         # 1 - β^k after k updates: what an average that began at zero has taken in so far
         self.ema_weight = th.zeros(1, dtype=th.float64)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(d, m) of the matrices, (0, 0) when nothing was drawn yet."""
-        return self.omega.shape[0], self.omega.shape[1]
+    def n_bytes(self) -> int:
+        """What Ω, and Y_F and Y_Σ where they are kept, take once Ω is drawn, in memory and in a checkpoint."""
+        return self.shape[1] * self.bytes_per_projection(self.shape[0], self.ema_beta, self.dtype)
 
-    def ensure_shape(self, n_params: int, n_projections: int, dtype: th.dtype) -> None:
+    @staticmethod
+    def bytes_per_projection(n_params: int, ema_beta: float, dtype: th.dtype) -> int:
         """
-        Draw Ω, standard Gaussian, if there is none of this shape yet.
+        :param n_params: d
+        :param ema_beta: β
+        :param dtype: type of the policy's parameters
+        :return: bytes that one more projection takes
+        """
+        return (3 if ema_beta > 0.0 else 1) * n_params * dtype.itemsize
 
-        A sketch of another shape is dropped, with a warning.
+    def draw(self) -> None:
+        """Draw Ω, standard Gaussian, unless that was done."""
+        if self.omega.numel() > 0:
+            return
+        omega = th.randn(self.shape[1], self.shape[0], generator=self.generator, dtype=self.dtype)
+        self.omega = omega.to(self.device).T
+        self._clear_averages()
+
+    def resize(self, n_params: int, n_projections: int) -> None:
+        """
+        Start afresh with another shape, with a warning if anything was kept.
 
         :param n_params: d
         :param n_projections: m
-        :param dtype: type of the policy's parameters
         """
-        if self.shape == (n_params, n_projections):
-            return
         if self.omega.numel() > 0:
-            warnings.warn(
-                "The sketch of the trust region starts afresh: it was kept for "
-                f"d={self.shape[0]} actor parameters and m={self.shape[1]} projections, "
-                f"and there are now d={n_params} and m={n_projections}.",
-                stacklevel=2,
-            )
+            self._warn_of_restart(self.shape, (n_params, n_projections))
+        self.shape = (n_params, n_projections)
         self._clear()
-        omega = th.randn(n_projections, n_params, generator=self.generator, dtype=dtype)
-        self.omega = omega.to(self.device).T
-        if self.ema_beta > 0.0:
-            self.y_fisher = th.zeros_like(self.omega)
-            self.y_covariance = th.zeros_like(self.omega)
+
+    @staticmethod
+    def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:
+        warnings.warn(
+            f"The sketch of the trust region starts afresh: it was kept for d={kept[0]} actor parameters and "
+            f"m={kept[1]} projections, and there are now d={wanted[0]} and m={wanted[1]}.",
+            stacklevel=3,
+        )
 
     def advance(self, fisher: th.Tensor, covariance: th.Tensor, coefficient: float) -> th.Tensor:
         """
@@ -99,7 +123,7 @@ class Sketch:
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """
-        Take over a state. Its shapes need not be this sketch's: ``ensure_shape`` judges them at the next update.
+        Take over a state. One that was kept for another shape is not taken: the sketch starts afresh, with a warning.
 
         :param state_dict: what ``state_dict`` returned
         :param strict: whether every entry must be there, and no other
@@ -111,24 +135,23 @@ class Sketch:
             raise RuntimeError(
                 f"Error in loading the sketch: missing entries {missing}, unexpected entries {unexpected}."
             )
-        for name in ("omega", "y_fisher", "y_covariance"):
-            if name in state_dict:
-                # clones keep the strides, and with them the column-major layout
-                setattr(self, name, state_dict[name].to(self.device).clone())
-        if "ema_weight" in state_dict:
-            self.ema_weight = state_dict["ema_weight"].cpu().clone()
         if "generator" in state_dict:
             self.generator.set_state(state_dict["generator"].cpu())
-
-    @staticmethod
-    def n_bytes(n_params: int, n_projections: int, ema_beta: float, itemsize: int) -> int:
-        """
-        Bytes that Ω, and Y_F and Y_Σ where they are kept, take.
-
-        :param n_params: d
-        :param n_projections: m
-        :param ema_beta: β
-        :param itemsize: bytes of one number
-        :return: bytes
-        """
-        return (3 if ema_beta > 0.0 else 1) * n_params * n_projections * itemsize
+        # clones keep the strides, and with them the column-major layout
+        matrices = {
+            name: value.to(self.device, self.dtype).clone()
+            for name, value in state_dict.items()
+            if name in ("omega", "y_fisher", "y_covariance")
+        }
+        omega = matrices.get("omega", self.omega)
+        if omega.numel() > 0 and omega.shape != self.shape:
+            self._warn_of_restart((omega.shape[0], omega.shape[1]), self.shape)
+            self._clear()
+            return
+        vars(self).update(matrices)
+        if "ema_weight" in state_dict:
+            self.ema_weight = state_dict["ema_weight"].to("cpu", th.float64).clone()
+        expected_shape = self.omega.shape if self.ema_beta > 0.0 else (0, 0)
+        if self.y_fisher.shape != expected_shape or self.y_covariance.shape != expected_shape:
+            # saved with averages and loaded without, or the other way round
+            self._clear_averages()

@@ -92,7 +92,7 @@ def test_chunks_do_not_matter(steps, columns):
         module.GRAPH_BYTES = steps * whole._bytes_per_step
         module.COLUMN_BYTES = columns * 8 * whole.n_params
         cut = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, whole._bytes_per_step)
-        assert len(cut.slices()) == -(-whole.n_steps // min(steps, whole.n_steps))
+        assert len(cut.parts) == -(-whole.n_steps // min(steps, whole.n_steps))
         for found, expected in zip(cut.products(v), whole.products(v), strict=True):
             close(found, expected.numpy())
         close(cut.gradient(), whole.gradient().numpy())

@@ -15,8 +15,8 @@ def random_matrices(d: int, n: int):
 
 
 def ready(beta: float, d: int = 6, m: int = 4, seed: int = 0) -> Sketch:
-    sketch = Sketch(beta, seed, CPU)
-    sketch.ensure_shape(d, m, th.float64)
+    sketch = Sketch(d, m, beta, seed, th.float64, CPU)
+    sketch.draw()
     return sketch
 
 
@@ -39,13 +39,13 @@ def test_without_averages_nothing_is_stored():
     sketch = ready(0.0)
     sketch.advance(sketch.omega, sketch.omega, 1.0)
     assert sketch.y_fisher.numel() == sketch.y_covariance.numel() == 0
-    assert Sketch.n_bytes(6, 4, 0.0, 8) == 6 * 4 * 8
+    assert sketch.n_bytes == 6 * 4 * 8
 
 
 def test_bytes_are_those_of_the_tensors():
     sketch = ready(0.9)
     tensors = (sketch.omega, sketch.y_fisher, sketch.y_covariance)
-    assert Sketch.n_bytes(6, 4, 0.9, 8) == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert sketch.n_bytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def test_omega_is_standard_gaussian_and_follows_the_seed():
@@ -62,16 +62,21 @@ def test_drawing_leaves_the_global_generator_alone():
     assert th.equal(before, th.get_rng_state())
 
 
+def test_omega_is_drawn_once():
+    sketch = ready(0.9)
+    old = sketch.omega
+    sketch.draw()
+    assert sketch.omega is old
+
+
 @pytest.mark.parametrize("shape", [(7, 4), (6, 5)])
 def test_another_shape_starts_afresh_with_a_warning(shape):
     sketch = ready(0.9)
-    old = sketch.omega
     sketch.advance(sketch.omega, sketch.omega, 1.0)
-    sketch.ensure_shape(6, 4, th.float64)
-    assert sketch.omega is old
     with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
-        sketch.ensure_shape(*shape, th.float64)
-    assert sketch.shape == shape
+        sketch.resize(*shape)
+    sketch.draw()
+    assert sketch.omega.shape == shape
     assert not sketch.y_fisher.any()
     assert sketch.ema_weight.item() == 0.0
 
@@ -79,14 +84,45 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
 def test_state_survives_and_goes_on_identically():
     one = ready(0.9)
     one.advance(one.omega, 2 * one.omega, 0.1)
-    other = Sketch(0.9, 99, CPU)
+    other = Sketch(6, 4, 0.9, 99, th.float64, CPU)
     other.load_state_dict(one.state_dict())
     assert other.omega.stride() == one.omega.stride()
     assert th.equal(one.advance(one.omega, one.omega, 0.2), other.advance(other.omega, other.omega, 0.2))
     for sketch in (one, other):
         with pytest.warns(UserWarning, match="starts afresh"):
-            sketch.ensure_shape(8, 4, th.float64)
+            sketch.resize(8, 4)
+        sketch.draw()
     assert th.equal(one.omega, other.omega)
+
+
+def test_an_empty_state_survives():
+    one, other = (Sketch(6, 4, 0.9, seed, th.float64, CPU) for seed in (0, 1))
+    other.load_state_dict(one.state_dict())
+    for sketch in (one, other):
+        sketch.draw()
+    assert th.equal(one.omega, other.omega)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (6, 5)])
+def test_a_state_of_another_shape_is_not_taken(shape):
+    one, other = ready(0.9), ready(0.9, *shape)
+    with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
+        other.load_state_dict(one.state_dict())
+    assert other.omega.numel() == 0
+    other.draw()
+    assert other.omega.shape == shape
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.0), (0.0, 0.9)])
+def test_averages_are_dropped_where_the_other_side_has_none(betas):
+    one, other = (ready(beta, seed=i) for i, beta in enumerate(betas))
+    one.advance(one.omega, one.omega, 1.0)
+    other.load_state_dict(one.state_dict())
+    assert th.equal(other.omega, one.omega)
+    assert other.y_fisher.shape == ((6, 4) if betas[1] else (0, 0))
+    assert other.ema_weight.item() == 0.0
+    found = other.advance(other.omega, other.omega, 1.0)
+    assert found.numpy() == pytest.approx(2 * other.omega.numpy())
 
 
 def test_strict_loading_wants_every_entry():
