@@ -8,6 +8,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tests.reference import DoublePolicy, actor_parameters, flat
@@ -19,6 +20,37 @@ ACTION_SPACES: dict[str, spaces.Space] = {
     "multi_discrete": spaces.MultiDiscrete([3, 2]),
     "multi_binary": spaces.MultiBinary(3),
 }
+
+
+IMAGE = spaces.Box(0, 255, (1, 6, 6), np.uint8)
+DICT = spaces.Dict({"image": IMAGE, "vector": spaces.Box(-1.0, 1.0, (2,), np.float32), "value_map": spaces.Discrete(3)})
+
+
+class SmallCNN(BaseFeaturesExtractor):
+    """A convolution, a non-linearity and a projection, few enough parameters for dense matrices."""
+
+    def __init__(self, observation_space: spaces.Box, features_dim: int = 4):
+        super().__init__(observation_space, features_dim)
+        self.conv = th.nn.Conv2d(observation_space.shape[0], 2, 3, stride=2)
+        self.linear = th.nn.Linear(8, features_dim)
+
+    def forward(self, observations):
+        return self.linear(self.conv(observations).relu().flatten(1)).tanh()
+
+
+class SmallCombined(BaseFeaturesExtractor):
+    """One small network for each entry of a dict; one is called "value_map"."""
+
+    def __init__(self, observation_space: spaces.Dict):
+        super().__init__(observation_space, features_dim=4 + 2 + 2)
+        self.extractors = th.nn.ModuleDict(
+            {"image": SmallCNN(observation_space["image"]), "value_map": th.nn.Linear(3, 2)}
+        )
+
+    def forward(self, observations):
+        image = self.extractors["image"](observations["image"])
+        value_map = self.extractors["value_map"](observations["value_map"].flatten(1)).tanh()
+        return th.cat([image, observations["vector"], value_map], dim=1)
 
 
 class NoiseEnv(gym.Env):
@@ -87,16 +119,23 @@ def collect(model) -> None:
     assert model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
 
 
-def env_major(model) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+def env_major(model) -> tuple[Any, th.Tensor, th.Tensor]:
     """The rollout as env after env: observations, actions and standardised advantages, by plain loops."""
     buffer = model.rollout_buffer
     order = [(t, e) for e in range(buffer.n_envs) for t in range(buffer.buffer_size)]
-    obs = np.stack([buffer.observations[t, e] for t, e in order])
+
+    def in_order(array):
+        return th.as_tensor(np.stack([array[t, e] for t, e in order]))
+
+    observations = buffer.observations
+    obs = (
+        {k: in_order(v) for k, v in observations.items()} if isinstance(observations, dict) else in_order(observations)
+    )
     actions = np.stack([buffer.actions[t, e] for t, e in order])
     advantages = np.array([buffer.advantages[t, e] for t, e in order], dtype=np.float64)
     if model.normalize_advantage:
         advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
-    return th.as_tensor(obs), th.as_tensor(actions.astype(np.float32)), th.as_tensor(advantages)
+    return obs, th.as_tensor(actions.astype(np.float32)), th.as_tensor(advantages)
 
 
 def actor_vector(model) -> np.ndarray:

@@ -9,33 +9,39 @@ from dataclasses import dataclass
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import Distribution, MultiCategoricalDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.distributions import BernoulliDistribution, Distribution, MultiCategoricalDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
 
 EPS32 = float(np.finfo(np.float32).eps)
 
 
-class DoublePolicy(ActorCriticPolicy):
-    """An MlpPolicy whose parameters and features are float64, so that whole updates can be compared exactly."""
+def _double_input(module, args):
+    (observations,) = args
+    if isinstance(observations, dict):
+        return ({key: value.double() for key, value in observations.items()},)
+    return (observations.double(),)
+
+
+class _Double:
+    """Parameters and features are float64, so that whole updates can be compared exactly."""
 
     def _build(self, lr_schedule):
         super()._build(lr_schedule)
         self.double()
+        for extractor in {self.pi_features_extractor, self.vf_features_extractor}:
+            extractor.register_forward_pre_hook(_double_input)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
-    def extract_features(self, obs, features_extractor=None):
-        features = super().extract_features(obs, features_extractor)
-        return tuple(f.double() for f in features) if isinstance(features, tuple) else features.double()
 
-    def get_distribution(self, obs):
-        features = self.pi_features_extractor(obs.flatten(1).double())
-        return self._get_action_dist_from_latent(self.mlp_extractor.forward_actor(features))
-
-    def predict_values(self, obs):
-        return self.value_net(self.mlp_extractor.forward_critic(self.vf_features_extractor(obs.flatten(1).double())))
+class DoublePolicy(_Double, ActorCriticPolicy):
+    pass
 
 
-def frozen_distribution(policy: ActorCriticPolicy, obs: th.Tensor):
+class DoubleMultiInputPolicy(_Double, MultiInputActorCriticPolicy):
+    pass
+
+
+def torch_distribution(policy: ActorCriticPolicy, obs: th.Tensor):
     """The torch distribution(s) behind the policy's, since SB3 keeps one mutable object for all calls."""
     return policy.get_distribution(obs).distribution
 
@@ -49,12 +55,21 @@ def kl_of(old, new) -> th.Tensor:
 
 
 def actor_parameters(policy: ActorCriticPolicy) -> list[th.nn.Parameter]:
-    """By hand: everything of an MLP policy but the value net."""
-    return [p for name, p in policy.named_parameters() if "value" not in name and p.requires_grad]
+    """By hand: everything but the critic's own parts, by the names they have in the tests' policies."""
+    return [
+        p
+        for name, p in policy.named_parameters()
+        if "value_net" not in name and "vf_features_extractor" not in name and p.requires_grad
+    ]
 
 
 def flat(tensors) -> np.ndarray:
     return th.cat([t.detach().reshape(-1) for t in tensors]).double().numpy()
+
+
+def take(obs, steps: slice):
+    """Some steps of observations, which may be a dict."""
+    return {key: value[steps] for key, value in obs.items()} if isinstance(obs, dict) else obs[steps]
 
 
 def log_prob(policy: ActorCriticPolicy, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
@@ -63,8 +78,8 @@ def log_prob(policy: ActorCriticPolicy, obs: th.Tensor, actions: th.Tensor) -> t
         actions = actions.long().flatten()
     elif isinstance(distribution, MultiCategoricalDistribution):
         actions = actions.long()
-    else:
-        # torch's Bernoulli works in the type of the actions
+    elif isinstance(distribution, BernoulliDistribution):
+        # torch works in the type of the actions here
         actions = actions.double()
     return distribution.log_prob(actions)
 
@@ -73,10 +88,9 @@ def gradient_samples(policy, obs, actions, advantages) -> np.ndarray:
     """ξ_i = A_i ∇log π(a_i|s_i), one backward pass each, shape (n, d)."""
     params = actor_parameters(policy)
     rows = []
-    for i in range(len(obs)):
-        value = advantages[i] * log_prob(policy, obs[i : i + 1], actions[i : i + 1]).sum()
-        gradients = th.autograd.grad(value, params, allow_unused=True)
-        rows.append(flat([th.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]))
+    for i in range(len(actions)):
+        value = advantages[i] * log_prob(policy, take(obs, slice(i, i + 1)), actions[i : i + 1]).sum()
+        rows.append(flat(th.autograd.grad(value, params)))
     return np.stack(rows)
 
 
@@ -91,14 +105,14 @@ def policy_gradient(policy, obs, actions, advantages) -> np.ndarray:
 def fisher_matrix(policy, obs) -> np.ndarray:
     """Hessian at θ_k of the mean KL divergence, by double backward, shape (d, d)."""
     params = actor_parameters(policy)
-    old = frozen_distribution(policy, obs)
+    old = torch_distribution(policy, obs)
     if isinstance(old, list):
         old = [th.distributions.Categorical(logits=p.logits.detach()) for p in old]
     elif isinstance(old, th.distributions.Normal):
         old = th.distributions.Normal(old.mean.detach(), old.stddev.detach())
     else:
         old = type(old)(logits=old.logits.detach())
-    divergence = kl_of(old, frozen_distribution(policy, obs)).mean()
+    divergence = kl_of(old, torch_distribution(policy, obs)).mean()
     gradient = th.cat([g.reshape(-1) for g in th.autograd.grad(divergence, params, create_graph=True)])
     rows = [flat(th.autograd.grad(g, params, retain_graph=True)) for g in gradient]
     return np.stack(rows)
@@ -161,8 +175,11 @@ class ReferenceUATRPO:
         samples = gradient_samples(policy, obs, actions, advantages)
         g = samples.mean(axis=0)
         g = g - noise * standard_error(samples) * np.sign(g)
-        stride = max(1, min(factor, len(obs) // 2))
-        F_sub, Sigma_sub = fisher_matrix(policy, obs[::stride]), covariance_matrix(samples[::stride])
+        stride = max(1, min(factor, len(actions) // 2))
+        F_sub, Sigma_sub = (
+            fisher_matrix(policy, take(obs, slice(None, None, stride))),
+            covariance_matrix(samples[::stride]),
+        )
         # averages of the matrices themselves, projected afterwards
         self.F = self.beta * self.F + (1 - self.beta) * F_sub
         self.Sigma = self.beta * self.Sigma + (1 - self.beta) * Sigma_sub
@@ -190,6 +207,7 @@ def trpo_step(policy, obs, actions, advantages, factor: int, delta: float, dampi
     samples = gradient_samples(policy, obs, actions, advantages)
     g = samples.mean(axis=0)
     g = g - noise * standard_error(samples) * np.sign(g)
-    F = fisher_matrix(policy, obs[:: max(1, min(factor, len(obs) // 2))]) + damping * np.eye(len(g))
+    stride = max(1, min(factor, len(actions) // 2))
+    F = fisher_matrix(policy, take(obs, slice(None, None, stride))) + damping * np.eye(len(g))
     v = np.linalg.solve(F, g)
     return np.sqrt(2 * delta / (v @ F @ v)) * v

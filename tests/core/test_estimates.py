@@ -10,17 +10,51 @@ from sb3_uatrpo import UATRPO
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
 from sb3_uatrpo.core.estimates import SampleEstimates
-from tests.helpers import ACTION_SPACES, collect, env_major, make_model
-from tests.reference import covariance_matrix, fisher_matrix, gradient_samples, policy_gradient, standard_error
+from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, env_major, make_model
+from tests.reference import (
+    DoubleMultiInputPolicy,
+    covariance_matrix,
+    fisher_matrix,
+    gradient_samples,
+    policy_gradient,
+    standard_error,
+    take,
+)
+
+GSDE = {"use_sde": True}
+CASES = {
+    **{name: {"action_space": name} for name in ACTION_SPACES},
+    "gsde": {"action_space": "box", **GSDE},
+    "gsde_squashed": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "squash_output": True}},
+    "gsde_expln": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "use_expln": True}},
+    "gsde_one_std": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "full_std": False}},
+    "image": {
+        "action_space": "discrete",
+        "observation_space": IMAGE,
+        "policy_kwargs": {"net_arch": [], "features_extractor_class": SmallCNN},
+    },
+    "separate_extractors": {
+        "action_space": "box",
+        "observation_space": IMAGE,
+        "policy_kwargs": {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False},
+    },
+    "dict": {
+        "action_space": "multi_discrete",
+        "observation_space": DICT,
+        "policy": DoubleMultiInputPolicy,
+        "policy_kwargs": {"net_arch": [3], "features_extractor_class": SmallCombined},
+    },
+}
 
 
-def estimates_and_reference(action_space: str, n: int = 40):
-    model = make_model(UATRPO, action_space, n_projections=8)
+def estimates_and_reference(name: str, n: int = 40):
+    model = make_model(UATRPO, n_projections=8, **CASES[name])
     collect(model)
-    obs, actions, advantages = (tensor[:n] for tensor in env_major(model))
+    obs, actions, advantages = env_major(model)
+    obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages)
     with model._policy_at_rest():
-        params, n_bytes = model._probe_actor(obs[:2], 2)
+        params, n_bytes = model._probe_actor(take(obs, slice(2)), 2)
     d = sum(param.numel() for param in params)
     estimates = SampleEstimates(lambda part: model._linearize(batch[part], params), n, d, n_bytes)
     samples = gradient_samples(model.policy, obs, actions, advantages)
@@ -35,7 +69,7 @@ def estimates_and_reference(action_space: str, n: int = 40):
     return estimates, dense
 
 
-@pytest.fixture(scope="module", params=list(ACTION_SPACES))
+@pytest.fixture(scope="module", params=list(CASES))
 def case(request):
     return estimates_and_reference(request.param)
 
