@@ -24,6 +24,7 @@ import pandas as pd
 import stable_baselines3
 import torch as th
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from stable_baselines3.common.monitor import load_results
 from train_mujoco import ALGORITHMS, final_return
 
@@ -76,7 +77,7 @@ def draw(folders: dict[tuple[str, str, int], Path], n_timesteps: int) -> Figure:
             ratios = []
             for i, folder in enumerate(own):
                 episodes = load_results(str(folder))
-                window = max(1, min(100, len(episodes) // 5))
+                window = max(1, min(20, len(episodes) // 5))
                 smooth = episodes["r"].rolling(window, min_periods=1).mean()
                 left.plot(episodes["l"].cumsum(), smooth, color=color, label=name if i == 0 else None)
                 ratios.append(pd.read_csv(folder / "progress.csv")["train/kl_ratio"].dropna())
@@ -84,7 +85,8 @@ def draw(folders: dict[tuple[str, str, int], Path], n_timesteps: int) -> Figure:
                 together = pd.concat(ratios).clip(upper=bins[-1])
                 weights = np.full(len(together), 1.0 / len(together))
                 right.hist(together, bins, weights=weights, color=color, alpha=0.6, label=name)
-        left.set(title=env, xlabel="environment steps", ylabel="training return (rolling mean)", xlim=(0, n_timesteps))
+        left.set(title=env, xlabel="environment steps", ylabel="return, mean of 20 episodes", xlim=(0, n_timesteps))
+        left.xaxis.set_major_locator(MaxNLocator(5))
         right.axvline(1.0, color="black", linewidth=0.8)
         right.set(
             title="proposed steps", xlabel="actual KL / estimated KL (5 and more at 5)", ylabel="share of updates"

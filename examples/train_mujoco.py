@@ -52,7 +52,7 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     steps = episodes["l"].cumsum()
     figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     ax.plot(steps, episodes["r"], ".", markersize=2, alpha=0.35, label="training episode")
-    window = max(1, min(100, len(episodes) // 5))
+    window = max(1, min(20, len(episodes) // 5))
     ax.plot(steps, episodes["r"].rolling(window, min_periods=1).mean(), label=f"mean of the last {window}")
     evaluations = folder / "evaluations.npz"
     if evaluations.exists():
