@@ -12,7 +12,7 @@ SEED ?= 0
 # The networks are small: one thread is faster than many
 export OMP_NUM_THREADS := 1
 
-.PHONY: train test lint type format pytest clean
+.PHONY: train test lint type format pytest conformance clean
 
 # Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. The filter
 # is for setuptools, which warns at every editable installation.
@@ -37,6 +37,23 @@ type: $(READY)
 
 pytest: $(READY)
 	$(BIN)/python -m pytest
+
+# Stable-Baselines3's own tests, those of the installed version, with our classes in the place of A2C
+CONFORMANCE := build/conformance
+CONFORMANCE_TESTS := run deterministic spaces sde custom_policy dict_env predict train_eval_mode save_load cnn identity \
+	callbacks gae logger tensorboard
+
+$(CONFORMANCE)/pyproject.toml: $(READY)
+	rm -rf $(CONFORMANCE) && mkdir -p $(CONFORMANCE)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps --no-build-isolation \
+		--no-binary stable-baselines3 --dest $(CONFORMANCE) stable-baselines3
+	tar -xzf $(CONFORMANCE)/stable_baselines3-*.tar.gz -C $(CONFORMANCE) --strip-components=1
+	touch $@
+
+conformance: $(CONFORMANCE)/pyproject.toml
+	for class in UATRPO MatchedTRPO; do CONFORMANCE_CLASS=$$class $(BIN)/python -m pytest -p tests.conformance -q -rxXs \
+		-c $(CONFORMANCE)/pyproject.toml --rootdir $(CONFORMANCE) \
+		$(CONFORMANCE_TESTS:%=$(CONFORMANCE)/tests/test_%.py) || exit 1; done
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

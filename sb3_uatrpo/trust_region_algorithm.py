@@ -17,6 +17,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sb3_uatrpo.arguments import check_bool, check_integer, check_real
 from sb3_uatrpo.batch import Batch, count_trajectories, rollout_batch
@@ -292,21 +293,22 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     def _policy_at_rest(self) -> Iterator[None]:
         """
         Evaluation mode, so that batch-norm statistics and dropout stay out of it, without the checks that turn a
-        non-finite distribution into an error half-way through a step. The policy's one mutable distribution object is
-        left as it was found: otherwise it would hold a graph, and the policy could not be copied.
+        non-finite distribution into an error half-way through a step, and with attention that can be differentiated
+        twice. The policy's one mutable distribution object is left as it was found: otherwise it would hold a graph,
+        and the policy could not be copied.
         """
-        distribution = getattr(self.policy, "action_dist", None)
-        before = dict(vars(distribution)) if distribution is not None else {}
+        distribution = self.policy.action_dist
+        before = dict(vars(distribution))
         validate = th.distributions.Distribution._validate_args
         self.policy.set_training_mode(False)
         th.distributions.Distribution.set_default_validate_args(False)
         try:
-            yield
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
         finally:
             th.distributions.Distribution.set_default_validate_args(validate)
-            if distribution is not None:
-                vars(distribution).clear()
-                vars(distribution).update(before)
+            vars(distribution).clear()
+            vars(distribution).update(before)
 
     def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
         return self._head.vector(self.policy.get_distribution(observations))

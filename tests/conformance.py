@@ -1,0 +1,41 @@
+"""
+A pytest plugin that runs Stable-Baselines3's own tests with one of our classes in the place of A2C.
+
+``make conformance`` unpacks the tests of the installed version and loads this plugin. Tests that do not involve the
+class are left out; those that cannot hold for it are expected to fail, each with its reason.
+"""
+
+import os
+
+import pytest
+import stable_baselines3
+
+import sb3_uatrpo
+
+CLASS = getattr(sb3_uatrpo, os.environ["CONFORMANCE_CLASS"])
+stable_baselines3.A2C = CLASS
+
+ONE_STEP = "asks for n_steps=1 with one environment; a covariance needs two samples, and one is refused by name"
+TWO_ROLLOUTS = "its budget of 2,000 steps is 400 updates of A2C, and two of this class"
+ONE_ROLLOUT = "its budget of 500 steps is 100 updates of A2C's critic, and less than one rollout of this class"
+NAME = "expects a log folder that is called A2C; ours bears the name of the class"
+EXPECTED_FAILURES = {
+    "test_callbacks_can_cancel_runs": ONE_STEP,
+    "test_continuous": TWO_ROLLOUTS,
+    "test_infinite_horizon": ONE_ROLLOUT,
+    "test_tensorboard": NAME,
+}
+#: Tests of A2C that are not parametrised with the class
+BY_NAME = {"test_a2c[CartPole-v1]", "test_a2c[Pendulum-v1]", "test_tensorboard[a2c]"}
+
+
+def pytest_collection_modifyitems(config, items):
+    def involves_class(item):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return any(value is CLASS for value in parameters.values()) or item.name in BY_NAME
+
+    config.hook.pytest_deselected(items=[item for item in items if not involves_class(item)])
+    items[:] = [item for item in items if involves_class(item)]
+    for item in items:
+        if item.originalname in EXPECTED_FAILURES:
+            item.add_marker(pytest.mark.xfail(reason=EXPECTED_FAILURES[item.originalname], strict=False))
