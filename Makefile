@@ -12,7 +12,7 @@ SEED ?= 0
 # The networks are small: one thread is faster than many
 export OMP_NUM_THREADS := 1
 
-.PHONY: train test lint type format pytest conformance clean
+.PHONY: train test test-oldest lint type format pytest conformance clean
 
 # Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. The filter
 # is for setuptools, which warns at every editable installation.
@@ -38,6 +38,19 @@ type: $(READY)
 pytest: $(READY)
 	$(BIN)/python -m pytest
 
+# All tests with the oldest versions that setup.cfg allows; what is heavy is borrowed from .venv through a path file
+OLDEST := .venv-oldest
+
+$(OLDEST)/.ready: $(READY) constraints-oldest.txt
+	rm -rf $(OLDEST) && $(BIN)/python -m venv $(OLDEST)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-oldest.txt
+	touch $@
+
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest
+
 # Stable-Baselines3's own tests, those of the installed version, with our classes in the place of A2C
 CONFORMANCE := build/conformance
 CONFORMANCE_TESTS := run deterministic spaces sde custom_policy dict_env predict train_eval_mode save_load cnn identity \
@@ -60,4 +73,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

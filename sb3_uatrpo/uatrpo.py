@@ -179,7 +179,7 @@ class UATRPO(TrustRegionAlgorithm):
             seed = int(th.randint(2**63 - 1, ()))
         else:
             # not the seed itself: Ω would repeat the numbers that initialised the policy
-            seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0] >> 1)
+            seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
         n_params = self._count_actor_params()
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype)

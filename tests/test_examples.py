@@ -26,6 +26,20 @@ def test_shortest(tmp_path):
     assert "kl_ratio" in run(tmp_path, "shortest.py", "--n-timesteps", "3000")
 
 
+@pytest.mark.parametrize(
+    ("script", "args", "said"),
+    [
+        ("resume.py", ["--n-timesteps", "2000"], "went on from step 2000 to step 4000"),
+        ("custom_network.py", ["--n-timesteps", "2000"], "kl_ratio"),
+        ("dict_observations.py", ["--n-timesteps", "2000"], "kl_ratio"),
+        ("images.py", ["--n-timesteps", "1000"], "kl_ratio"),
+        ("subproc_envs.py", ["--n-timesteps", "2000"], "kl_ratio"),
+    ],
+)
+def test_trains(tmp_path, script, args, said):
+    assert said in run(tmp_path, script, *args)
+
+
 def test_read_uncertainty(tmp_path):
     output = run(tmp_path, "read_uncertainty.py", "--n-timesteps", "4000", "--picture", "picture.png")
     assert "uncertainty_share" in output

@@ -1,0 +1,37 @@
+"""
+Several environments, each in a process of its own.
+
+    python examples/subproc_envs.py
+
+More environments at equal data raise the number of trajectories n, fragments included, and c·R_n² falls with it. Here
+they bring more data for each update as well, so the uncertainty really is smaller. Where the data stay the same, scale
+``uncertainty_coef`` by the number of environments (docs/algorithm.md, "What raises n").
+"""
+
+import argparse
+
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+
+from sb3_uatrpo import UATRPO
+
+
+def main(args: list[str] | None = None) -> UATRPO:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n-timesteps", type=int, default=50_000)
+    parser.add_argument("--n-envs", type=int, default=2)
+    options = parser.parse_args(args)
+    th.set_num_threads(1)
+
+    env = make_vec_env("Pendulum-v1", n_envs=options.n_envs, seed=0, vec_env_cls=SubprocVecEnv)
+    env = VecNormalize(env, norm_reward=False, gamma=0.95)
+    model = UATRPO("MlpPolicy", env, n_steps=500, gamma=0.95, seed=0, device="cpu", verbose=1)
+    model.learn(options.n_timesteps)
+    env.close()
+    return model
+
+
+# processes are started by importing this file: without the guard each would start more of them
+if __name__ == "__main__":
+    main()
