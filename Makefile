@@ -43,7 +43,7 @@ OLDEST := .venv-oldest
 
 $(OLDEST)/.ready: $(READY) constraints-oldest.txt
 	rm -rf $(OLDEST) && $(BIN)/python -m venv $(OLDEST)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'), '$(CURDIR)', sep='\n')" \
 		> "$$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-oldest.txt
 	touch $@

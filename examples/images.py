@@ -4,8 +4,8 @@ Images: CnnPolicy, and how large its sketch may become.
     python examples/images.py
 
 The sketch of the trust region holds three matrices of d × m numbers. With the 1.7 million parameters of the NatureCNN
-on Atari-like frames, m = 200 projections would take 4 GB; ``sketch_memory_limit`` lowers m to what fits, with a warning,
-or choose m yourself. A smaller network and fewer projections make updates quick, as here.
+on Atari-like frames, m = 200 projections would take 4 GB; ``sketch_memory_limit`` lowers m to what fits, with a
+warning, or choose m yourself. A smaller network and fewer projections make updates quick, as here.
 """
 
 import argparse
