@@ -1,0 +1,45 @@
+"""
+RL Zoo's scripts, without the start-up hook: ``python -m sb3_uatrpo.zoo train --algo uatrpo --env Hopper-v4``.
+
+The first word is the module that ``python -m rl_zoo3.…`` would run; what follows goes to it unchanged.
+"""
+
+import runpy
+import sys
+from importlib.util import find_spec
+
+from sb3_uatrpo.zoo.registration import register
+
+SCRIPTS = {
+    "train": "train",
+    "enjoy": "enjoy",
+    "record_video": "record_video",
+    "record_training": "record_training",
+    "benchmark": "benchmark",
+    "load_from_hub": "load_from_hub",
+    "push_to_hub": "push_to_hub",
+    "plot_train": "plots.plot_train",
+    "plot_from_file": "plots.plot_from_file",
+    "all_plots": "plots.all_plots",
+}
+
+
+def main() -> None:
+    """
+    Hand over to a script of RL Zoo that knows our algorithms.
+
+    :raises SystemExit: if RL Zoo is missing, or the script is not one of its
+    """
+    if find_spec("rl_zoo3") is None:
+        sys.exit('rl_zoo3 is not installed; pip install "sb3_uatrpo[zoo]" brings it')
+    if len(sys.argv) < 2 or sys.argv[1] not in SCRIPTS:
+        given = repr(sys.argv[1]) if len(sys.argv) > 1 else "missing"
+        print(f"the script must be one of {', '.join(SCRIPTS)}, but it is {given}", file=sys.stderr)
+        sys.exit(2)
+    register()
+    script = SCRIPTS[sys.argv.pop(1)]
+    runpy.run_module(f"rl_zoo3.{script}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""
+What RL Zoo has to know of this package: the algorithms, their search spaces and their hyperparameter files.
+
+RL Zoo has no plug-in mechanism. Its modules are amended in place, each right after it was imported: entries are added to
+its dictionaries where there are none of that name, and a default configuration file is put where it asks for none.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sb3_uatrpo.matched_trpo import MatchedTRPO
+from sb3_uatrpo.uatrpo import UATRPO
+from sb3_uatrpo.zoo.search_space import convert_params, sample_matched_trpo_params, sample_uatrpo_params
+
+ALGORITHMS = {"uatrpo": UATRPO, "trpo_matched": MatchedTRPO}
+HYPERPARAMS = Path(__file__).parents[1] / "hyperparams"
+
+
+def register() -> None:
+    """
+    Make RL Zoo know ``uatrpo`` and ``trpo_matched``. A second call changes nothing, and an entry that is there stays.
+
+    :raises ImportError: if rl_zoo3 is not installed
+    """
+    for name in AMENDMENTS:
+        amend(import_module(name))
+
+
+def amend(module: ModuleType) -> None:
+    """
+    Add to one module of RL Zoo what belongs there.
+
+    :param module: one of those in ``AMENDMENTS``, imported
+    """
+    AMENDMENTS[module.__name__](module)
+
+
+def _add_algorithms(utils: ModuleType) -> None:
+    for name, algorithm in ALGORITHMS.items():
+        utils.ALGOS.setdefault(name, algorithm)
+
+
+def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
+    hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault("uatrpo", sample_uatrpo_params)
+    hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault("trpo_matched", sample_matched_trpo_params)
+    for name in ALGORITHMS:
+        hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
+
+
+def _add_default_configuration(exp_manager: ModuleType) -> None:
+    """RL Zoo looks for hyperparameter files beside its own package; ours are beside this one."""
+    manager = exp_manager.ExperimentManager
+    original: Callable[..., None] = manager.__init__
+    if getattr(original, "_sb3_uatrpo", False):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def with_our_default(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        if given.arguments.get("algo") in ALGORITHMS and not given.arguments.get("config"):
+            given.arguments["config"] = str(HYPERPARAMS / f"{given.arguments['algo']}.yml")
+        original(*given.args, **given.kwargs)
+
+    with_our_default._sb3_uatrpo = True  # type: ignore[attr-defined]
+    manager.__init__ = with_our_default
+
+
+AMENDMENTS: dict[str, Callable[[ModuleType], None]] = {
+    "rl_zoo3.utils": _add_algorithms,
+    "rl_zoo3.hyperparams_opt": _add_search_spaces,
+    "rl_zoo3.exp_manager": _add_default_configuration,
+}

@@ -1,0 +1,92 @@
+"""What RL Zoo's ``-optimize`` searches for UATRPO and MatchedTRPO."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    import optuna
+
+# Every size of a minibatch divides every length of a rollout, and so n_steps * n_envs for any number of environments
+N_STEPS = (250, 500, 1000, 2000, 4000)
+BATCH_SIZES = (25, 50, 125, 250)
+NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
+ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled_params: what a trial has suggested, by name
+    :return: arguments of the constructor
+    """
+    params = dict(sampled_params)
+    net_arch = NET_ARCHS[params.pop("net_arch")]
+    return {
+        "gamma": 1.0 - params.pop("one_minus_gamma"),
+        "gae_lambda": 1.0 - params.pop("one_minus_gae_lambda"),
+        "policy_kwargs": {
+            "net_arch": {"pi": net_arch, "vf": net_arch},
+            "activation_fn": ACTIVATION_FNS[params.pop("activation_fn")],
+        },
+        **params,
+    }
+
+
+def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
+    sampled = {
+        "n_steps": trial.suggest_categorical("n_steps", N_STEPS),
+        "batch_size": trial.suggest_categorical("batch_size", BATCH_SIZES),
+        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.0001, 0.03, log=True),
+        "one_minus_gae_lambda": trial.suggest_float("one_minus_gae_lambda", 0.0001, 0.1, log=True),
+        "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True),
+        "n_critic_updates": trial.suggest_int("n_critic_updates", 1, 20),
+        "sub_sampling_factor": trial.suggest_categorical("sub_sampling_factor", (1, 2, 5, 10)),
+        "net_arch": trial.suggest_categorical("net_arch", tuple(NET_ARCHS)),
+        "activation_fn": trial.suggest_categorical("activation_fn", tuple(ACTIVATION_FNS)),
+    }
+    # shown in the report beside what was sampled
+    trial.set_user_attr("gamma", 1.0 - sampled["one_minus_gamma"])
+    trial.set_user_attr("gae_lambda", 1.0 - sampled["one_minus_gae_lambda"])
+    return sampled
+
+
+def sample_uatrpo_params(
+    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    :param trial: optuna's trial
+    :param n_actions: number of actions, not used
+    :param n_envs: number of environments, not used: every sample fits any number
+    :param additional_args: what RL Zoo passes to all samplers, not used
+    :return: arguments of UATRPO's constructor
+    """
+    return convert_params(
+        {
+            **_sample_shared_params(trial),
+            "trust_region_delta": trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True),
+            "uncertainty_coef": trial.suggest_float("uncertainty_coef", 1e-5, 1e-2, log=True),
+            "n_projections": trial.suggest_categorical("n_projections", (50, 100, 200, 400)),
+            "ema_beta": trial.suggest_categorical("ema_beta", (0.0, 0.5, 0.9, 0.95)),
+            "step_length_samples": trial.suggest_categorical("step_length_samples", ("subsample", "batch")),
+        }
+    )
+
+
+def sample_matched_trpo_params(
+    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    :param trial: optuna's trial
+    :param n_actions: number of actions, not used
+    :param n_envs: number of environments, not used: every sample fits any number
+    :param additional_args: what RL Zoo passes to all samplers, not used
+    :return: arguments of MatchedTRPO's constructor
+    """
+    return convert_params(
+        {
+            **_sample_shared_params(trial),
+            "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
+            "cg_max_steps": trial.suggest_int("cg_max_steps", 5, 30),
+            "cg_damping": trial.suggest_float("cg_damping", 1e-3, 0.5, log=True),
+        }
+    )
