@@ -16,9 +16,9 @@ export OMP_NUM_THREADS := 1
 
 # Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. The filter
 # is for setuptools, which warns at every editable installation.
-$(READY): setup.cfg pyproject.toml constraints.txt
+$(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools wheel
 	PYTHONWARNINGS="ignore:Editable installation" \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,study,tests]"
 	touch $(READY)
