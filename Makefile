@@ -20,7 +20,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools wheel
 	PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,study,tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,study,zoo,tests]"
 	touch $(READY)
 
 train: $(READY)
