@@ -38,6 +38,7 @@ def run(algo: str, env: str, seed: int, n_timesteps: int, root: Path) -> Path:
         script = Path(__file__).with_name("train_mujoco.py")
         command = [sys.executable, str(script), "--algo", algo, "--env", env, "--seed", str(seed)]
         command += ["--n-timesteps", str(n_timesteps), "--folder", str(folder), "--eval-freq", "0", "--no-progress-bar"]
+        print(f"training {algo} on {env}, seed {seed}", file=sys.stderr, flush=True)
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     return folder
 
@@ -107,6 +108,16 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--folder", type=Path, default=Path("runs/kl_ratio"))
     parser.add_argument("--picture", type=Path, help="default: FOLDER/N_TIMESTEPS/kl_ratio.png")
     options = parser.parse_args(args)
+
+    for env in options.env:
+        if env not in gym.registry:
+            parser.error(f"--env: Gymnasium knows no environment {env!r}")
+    if options.n_timesteps < 3000:
+        parser.error(
+            f"--n-timesteps must be at least 3000, for two updates in the log, but it is {options.n_timesteps}"
+        )
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, but it is {options.jobs}")
 
     specs = list(itertools.product(options.env, options.algo, options.seed))
     with ThreadPoolExecutor(options.jobs) as pool:

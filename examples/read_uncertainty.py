@@ -36,13 +36,18 @@ class UncertaintyCallback(BaseCallback):
     def _on_step(self) -> bool:
         return True
 
-    def _on_rollout_end(self) -> None:
-        # train() comes after a rollout and its log is written before the next train(): what is recorded now,
-        # and not yet written, is the update before this rollout
+    def _read(self) -> None:
+        # train() comes after a rollout, and its log is written after the next one: in between it can be read
         recorded = self.logger.name_to_value
         if "train/step_fraction" in recorded:
             update = {key: recorded[f"train/{key}"] for key in KEYS if f"train/{key}" in recorded}
             self.updates.append({"timesteps": self.num_timesteps, **update})
+
+    def _on_rollout_start(self) -> None:
+        self._read()
+
+    def _on_training_end(self) -> None:
+        self._read()
 
 
 def main(args: list[str] | None = None) -> pd.DataFrame:
@@ -52,6 +57,10 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, default=Path("uncertainty.png"))
     options = parser.parse_args(args)
+    if options.n_timesteps < 1:
+        parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
+    if not options.picture.parent.is_dir():
+        parser.error(f"--picture: there is no folder {options.picture.parent}")
 
     th.set_num_threads(1)
     env = VecNormalize(make_vec_env(options.env, seed=options.seed), norm_reward=False)

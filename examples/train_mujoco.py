@@ -9,6 +9,7 @@ of the learning curve.
 
 import argparse
 import shlex
+import sys
 import warnings
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def final_return(folder: Path, n_timesteps: int) -> float:
     """Mean return of the training episodes that ended in the last tenth of the steps, or of the last one."""
     episodes = load_results(str(folder))
     recent = episodes["r"][episodes["l"].cumsum() > 0.9 * n_timesteps]
-    return float(recent.mean()) if len(recent) else float(episodes["r"].iloc[-1])
+    if len(recent) == 0:
+        recent = episodes["r"].tail(1)
+    return float(recent.mean())
 
 
 def plot_learning_curve(folder: Path, title: str) -> Path:
@@ -67,6 +70,20 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     return path
 
 
+class SaveStatistics(BaseCallback):
+    """Keep VecNormalize's statistics beside the best model, which is of no use without them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def _on_step(self) -> bool:
+        statistics = self.model.get_vec_normalize_env()
+        assert statistics is not None
+        statistics.save(str(self.path))
+        return True
+
+
 def main(args: list[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", choices=ALGORITHMS, default="uatrpo")
@@ -81,10 +98,16 @@ def main(args: list[str] | None = None) -> Path:
         parser.error(
             f"--env: Gymnasium knows no environment {options.env!r}; examples are Hopper-v4 and HalfCheetah-v4"
         )
+    if options.eval_freq < 0:
+        parser.error(f"--eval-freq must be at least 0, but it is {options.eval_freq}")
+    if options.seed < 0:
+        parser.error(f"--seed must be at least 0, but it is {options.seed}")
     if options.n_timesteps < 1:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
     folder: Path = options.folder or Path("runs") / f"{options.algo}_{options.env}_{options.seed}"
     folder.mkdir(parents=True, exist_ok=True)
+    # those of an earlier run would be drawn beside this one's curve
+    (folder / "evaluations.npz").unlink(missing_ok=True)
 
     # These networks are small: one thread is faster than many
     th.set_num_threads(1)
@@ -103,10 +126,19 @@ def main(args: list[str] | None = None) -> Path:
         eval_env.training = False
         callbacks.append(
             EvalCallback(
-                eval_env, eval_freq=options.eval_freq, log_path=str(folder), best_model_save_path=str(folder), verbose=0
+                eval_env,
+                callback_on_new_best=SaveStatistics(folder / "best_vecnormalize.pkl"),
+                eval_freq=options.eval_freq,
+                log_path=str(folder),
+                best_model_save_path=str(folder),
+                verbose=0,
             )
         )
-    model.learn(options.n_timesteps, callback=callbacks, progress_bar=not options.no_progress_bar)
+        )
+    try:
+        model.learn(options.n_timesteps, callback=callbacks, progress_bar=not options.no_progress_bar)
+    except KeyboardInterrupt:
+        print(f"interrupted after {model.num_timesteps} steps: what was learned is kept")
 
     model.save(folder / "model.zip")
     env.save(str(folder / "vecnormalize.pkl"))
@@ -115,8 +147,9 @@ def main(args: list[str] | None = None) -> Path:
     print(f"model:           {folder / 'model.zip'}, with {folder / 'vecnormalize.pkl'}")
     print(f"logs:            {folder / 'progress.csv'}; tensorboard --logdir {shlex.quote(str(folder))}")
     print(f"learning curve:  {picture}")
-    print(f"final return:    {final_return(folder, options.n_timesteps):.1f} (mean over the last tenth of the steps)")
-    print(f"watch the agent: python examples/watch_agent.py {shlex.quote(str(folder))} --env {options.env}")
+    print(f"final return:    {final_return(folder, model.num_timesteps):.1f} (mean over the last tenth of the steps)")
+    watch = [sys.executable, "examples/watch_agent.py", str(folder), "--algo", options.algo, "--env", options.env]
+    print(f"watch the agent: {shlex.join(watch)}")
     return folder
 
 

@@ -26,6 +26,8 @@ def main(args: list[str] | None = None) -> list[float]:
     parser.add_argument("--n-episodes", type=int, default=3)
     parser.add_argument("--render-mode", choices=["human", "none"], default="human", help="none only counts returns")
     options = parser.parse_args(args)
+    if options.n_episodes < 1:
+        parser.error(f"--n-episodes must be at least 1, but it is {options.n_episodes}")
     if not (options.folder / "model.zip").exists():
         parser.error(f"folder: there is no model.zip in {options.folder}")
 

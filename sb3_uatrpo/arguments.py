@@ -10,15 +10,17 @@ def _refuse(name: str, value: Any, accepted: str) -> None:
     raise ValueError(f"{name} must be {accepted}, but it is {value!r}")
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     """
     :param name: the argument's name
     :param value: what was given
     :param low: the smallest value accepted
-    :raises ValueError: if ``value`` is not an integer or is below ``low``
+    :param high: the largest value accepted, if there is one
+    :raises ValueError: if ``value`` is not an integer or out of bounds
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        _refuse(name, value, f"an integer of at least {low}")
+    number = int(value) if not isinstance(value, bool) and isinstance(value, Integral) else None
+    if number is None or number < low or (high is not None and number > high):
+        _refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}")
 
 
 def check_real(
@@ -39,7 +41,10 @@ def check_real(
     :raises ValueError: if ``value`` is not a real number, or not finite, or out of bounds
     """
     if not isinstance(value, bool) and isinstance(value, Real):
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
         above = number >= low if low_included else number > low
         below = number <= high if high_included else number < high
         if math.isfinite(number) and above and below:

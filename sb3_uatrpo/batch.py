@@ -57,8 +57,9 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     _check_finite(rollout_buffer)
     advantages = _flat(rollout_buffer, "advantages", rollout_buffer.to_torch).flatten()
     if normalize_advantage:
-        # the small constant is Stable-Baselines3's
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        # In float64, so that equal advantages give zeros and not magnified rounding errors; the constant is SB3's
+        exact = advantages.double()
+        advantages = ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantages.dtype)
     # a float copy of the actions, as the buffer's own samples have it
     actions = _flat(
         rollout_buffer, "actions", lambda array: rollout_buffer.to_torch(array.astype(np.float32, copy=False))

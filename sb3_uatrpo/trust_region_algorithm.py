@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -32,6 +32,8 @@ SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegio
 @dataclass(frozen=True)
 class Direction:
     """
+    Where a method wants to go.
+
     :param vector: v, shape ``(d,)``
     :param diagnostics: what to log about it, by name
     """
@@ -43,6 +45,8 @@ class Direction:
 @dataclass(frozen=True)
 class Length:
     """
+    How far a method wants to go.
+
     :param eta: η, not finite where the trust region does not bound the direction
     :param kl_estimated: the KL divergence that the method expects of θ_k + ηv, nats
     :param diagnostics: what to log about it, by name
@@ -58,12 +62,14 @@ class PolicyEstimates:
     """
     All that a method may use to find a step.
 
+    :param param_names: names of the actor's parameters, in the order of their coordinates
     :param gradient: ĝ of the whole batch, with the adversarial noise if there is any, shape ``(d,)``
     :param batch: estimates over the whole batch
     :param subsample: estimates over the subsample
     :param n_trajectories: number of trajectories in the rollout, fragments included
     """
 
+    param_names: list[str]
     gradient: th.Tensor
     batch: SampleEstimates
     subsample: SampleEstimates
@@ -151,6 +157,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         device: th.device | str,
         _init_setup_model: bool,
     ) -> None:
+        check_integer("verbose", verbose, 0)
         super().__init__(
             policy,
             env,
@@ -190,6 +197,10 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
+        self._warn_of_truncated_minibatches()
+        # torch and SB3 take Python's own numbers only
+        self.seed = None if self.seed is None else int(self.seed)
+        self.learning_rate = self.learning_rate if callable(self.learning_rate) else float(self.learning_rate)
         super()._setup_model()
         self._head = head_of(self.policy.action_dist)
 
@@ -199,7 +210,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         empty = self.rollout_buffer.observations
         first = {key: array[0] for key, array in empty.items()} if isinstance(empty, dict) else empty[0]
         with self._policy_at_rest():
-            params, _ = self._probe_actor(obs_as_tensor(first, self.device), self.n_envs)
+            params = self._find_actor_params([obs_as_tensor(first, self.device)])
         return sum(param.numel() for param in params)
 
     def _excluded_save_params(self) -> list[str]:
@@ -226,14 +237,17 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         for name in ("use_sde", "normalize_advantage"):
             check_bool(name, getattr(self, name))
         if self.seed is not None:
-            check_integer("seed", self.seed, 0)
+            check_integer("seed", self.seed, 0, 2**32 - 1)
 
-        n_total = self.n_steps * self.n_envs
+        n_total = int(self.n_steps) * self.n_envs
         if n_total < 2:
             raise ValueError(
                 "n_steps * n_envs must be at least 2, since the covariance of the gradient needs two samples, "
                 f"but n_steps is {self.n_steps} and n_envs is {self.n_envs}"
             )
+
+    def _warn_of_truncated_minibatches(self) -> None:
+        n_total = int(self.n_steps) * self.n_envs
         if n_total % self.batch_size > 0:
             warnings.warn(
                 f"batch_size={self.batch_size} does not divide the rollout of n_steps * n_envs = {n_total} steps "
@@ -266,9 +280,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         n_trajectories = count_trajectories(self.rollout_buffer)
         with self._policy_at_rest():
-            few = batch[:2]
-            actor_params, bytes_per_step = self._probe_actor(few.observations, len(few))
+            bytes_per_step = self._bytes_of_graph(batch[:2])
             parts = parts_of(len(batch), bytes_per_step)
+            actor_params = self._find_actor_params(batch[part].observations for part in parts)
             self._update_actor(batch, n_trajectories, actor_params, bytes_per_step)
             # Parameters of the actor stay through the critic's epochs, batch-norm statistics that it shares do not
             stepped = self._heads(batch, parts) if any(True for _ in self.policy.buffers()) else None
@@ -318,16 +332,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         with th.no_grad():
             return th.cat([self._head_vector(batch[part].observations) for part in parts])
 
-    def _probe_actor(self, observations: th.Tensor | TensorDict, n_steps: int) -> tuple[tuple[th.Tensor, ...], int]:
-        """
-        The parameters that the action distribution depends on and that require gradients, and the bytes that the
-        graph of one step's head keeps. Both are read off the graph, never off names or layers.
-
-        :param observations: those of a few steps
-        :param n_steps: how many
-        :return: parameters, in the policy's order, and bytes
-        """
-        candidates = [param for param in self.policy.parameters() if param.requires_grad]
+    def _bytes_of_graph(self, few: Batch) -> int:
+        """What the graph of one step's head keeps beside the parameters, bytes."""
         known = {param.data_ptr() for param in self.policy.parameters()}
         n_bytes = 0
 
@@ -338,12 +344,24 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             return tensor
 
         with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            head = self._head_vector(observations)
-        if not head.requires_grad:
-            return (), n_bytes // n_steps
-        gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
-        params = tuple(param for param, gradient in zip(candidates, gradients, strict=True) if gradient is not None)
-        return params, n_bytes // n_steps
+            self._head_vector(few.observations)
+        return n_bytes // len(few)
+
+    def _find_actor_params(self, observations: Iterable[th.Tensor | TensorDict]) -> tuple[th.Tensor, ...]:
+        """
+        The parameters that the action distribution depends on and that require gradients, read off its graph.
+
+        :param observations: those of all steps, in parts, since a network may use some parameters for some steps only
+        :return: parameters, in the policy's order
+        """
+        candidates = [param for param in self.policy.parameters() if param.requires_grad]
+        used = [False] * len(candidates)
+        for part in observations:
+            head = self._head_vector(part)
+            if head.requires_grad:
+                gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
+                used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=True)]
+        return tuple(param for param, known in zip(candidates, used, strict=True) if known)
 
     def _update_actor(
         self, batch: Batch, n_trajectories: int, params: tuple[th.Tensor, ...], bytes_per_step: int
@@ -390,8 +408,10 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         gradient = whole.gradient()
         if self.adversarial_noise > 0.0:
             gradient = gradient - self.adversarial_noise * whole.standard_error(gradient) * gradient.sign()
+        acting = set(params)
+        names = [name for name, param in self.policy.named_parameters() if param in acting]
         return PolicyEstimates(
-            gradient, whole, estimates_over(batch.subsample(self.sub_sampling_factor)), n_trajectories
+            names, gradient, whole, estimates_over(batch.subsample(self.sub_sampling_factor)), n_trajectories
         )
 
     def _find_checked_direction(self, estimates: PolicyEstimates) -> th.Tensor:
@@ -428,12 +448,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         old_head = whole.head()
         old_log_prob = self._head.log_prob(old_head, batch.actions)
 
-        def move(fraction: float) -> None:
+        def evaluate(fraction: float) -> Evaluation:
             for param, start, change in zip(params, before, changes, strict=True):
                 param.copy_(start + fraction * change)
-
-        def evaluate(fraction: float) -> Evaluation:
-            move(fraction)
             head = self._heads(batch, whole.parts)
             ratio = th.exp(self._head.log_prob(head, batch.actions) - old_log_prob)
             return Evaluation((batch.advantages * ratio).mean().item(), self._head.kl(old_head, head).mean().item())
@@ -509,7 +526,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         :param reset_num_timesteps: whether or not to reset the current timestep number
         :param progress_bar: Display a progress bar using tqdm and rich
         :return: the trained model
+        :raises ValueError: if an attribute was set to a value that the constructor would refuse
         """
+        self._check_arguments()
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

@@ -61,7 +61,8 @@ class UATRPO(TrustRegionAlgorithm):
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``
     :param sketch_memory_limit: most bytes that Ω, Y_F and Y_Σ may take; ``n_projections`` is lowered to fit, with a
         warning
-    :param normalize_advantage: Whether to standardise the advantages over the batch
+    :param normalize_advantage: Whether to standardise the advantages over the batch. Without it Σ, and with it the
+        meaning of ``uncertainty_coef``, grows with the square of the rewards' scale.
     :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
         standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise")
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
@@ -132,6 +133,8 @@ class UATRPO(TrustRegionAlgorithm):
         self.step_length_samples = step_length_samples
         self.projection_solver = projection_solver
         self.sketch_memory_limit = sketch_memory_limit
+        # what the coordinates of the sketch stand for, once there is one; saved with the model
+        self._sketched_params: list[str] | None = None
         super().__init__(
             policy,
             env,
@@ -183,6 +186,14 @@ class UATRPO(TrustRegionAlgorithm):
         n_params = self._count_actor_params()
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype)
+        if n_projections < self.n_projections:
+            n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
+            warnings.warn(
+                f"n_projections is lowered from {self.n_projections} to {n_projections}: with d={n_params} actor "
+                f"parameters each projection takes {n_bytes} bytes, and "
+                f"sketch_memory_limit={self.sketch_memory_limit} bytes.",
+                stacklevel=2,
+            )
         self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)
         if self.verbose >= 1:
             print(
@@ -191,17 +202,16 @@ class UATRPO(TrustRegionAlgorithm):
             )
 
     def _projections_that_fit(self, n_params: int, dtype: th.dtype) -> int:
-        """m, lowered to what ``sketch_memory_limit`` leaves room for, with a warning if it was."""
-        bytes_per_projection = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
-        fitting = max(1, self.sketch_memory_limit // max(1, bytes_per_projection))
-        if fitting >= self.n_projections:
-            return self.n_projections
-        warnings.warn(
-            f"n_projections is lowered from {self.n_projections} to {fitting}: with d={n_params} actor parameters each "
-            f"projection takes {bytes_per_projection} bytes, and sketch_memory_limit={self.sketch_memory_limit} bytes.",
-            stacklevel=2,
-        )
-        return fitting
+        """m, lowered to what ``sketch_memory_limit`` leaves room for."""
+        fitting = self.sketch_memory_limit // max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
+        return max(1, min(self.n_projections, fitting))
+
+    def _fit_sketch(self, param_names: list[str], n_params: int) -> None:
+        """Restart the sketch if it was kept for other parameters or another m: its averages mean nothing for these."""
+        shape = (n_params, self._projections_that_fit(n_params, self.sketch.dtype))
+        if shape != self.sketch.shape or self._sketched_params not in (None, param_names):
+            self.sketch.resize(*shape)
+        self._sketched_params = param_names
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -210,8 +220,7 @@ class UATRPO(TrustRegionAlgorithm):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         gradient = estimates.gradient
         sketch = self.sketch
-        if len(gradient) != sketch.shape[0]:
-            sketch.resize(len(gradient), self._projections_that_fit(len(gradient), gradient.dtype))
+        self._fit_sketch(estimates.param_names, len(gradient))
         sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model
+from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, logged, make_model
 from tests.reference import covariance_matrix, fisher_matrix, flat, gradient_samples, radius_squared
 
 BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
@@ -160,6 +160,8 @@ def test_unseeded_models_follow_torchs_global_generator(cls):
     for _ in range(2):
         th.manual_seed(5)
         models.append(small(cls, seed=None))
+    assert np.array_equal(*(actor_vector(model) for model in models))
+    assert not np.array_equal(actor_vector(models[0]), actor_vector(small(cls, seed=None, double=False)))
     if cls is UATRPO:
         assert th.equal(*(model.sketch.generator.get_state() for model in models))
         assert not th.equal(models[0].sketch.generator.get_state(), small(cls, seed=None).sketch.generator.get_state())
@@ -241,7 +243,8 @@ def refuse(model, reason: str) -> None:
 def test_zero_advantages_are_refused(cls):
     model = small(cls)
     collect(model)
-    model.rollout_buffer.advantages[:] = 1.0
+    # not a number that float32 holds exactly: its mean is not it
+    model.rollout_buffer.advantages[:] = 0.1
     refuse(model, "the update direction is zero")
 
 
@@ -334,6 +337,69 @@ def test_a_non_finite_critic_loss_never_reaches_the_optimizer(cls):
         model.train()
     assert all(np.isfinite(v).all() for v in state_of(model).values())
     assert np.isfinite(logged(model)["value_loss"])
+
+
+@BOTH
+@pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
+def test_the_bound_of_the_line_search_is_the_factor_times_the_estimate(cls, factor):
+    model = small(cls, line_search_kl_factor=factor)
+    bounds = []
+    search = model._search
+    model._search = lambda *args: bounds.append(args[-1]) or search(*args)
+    collect(model)
+    model.train()
+    assert bounds == [pytest.approx(factor * logged(model)["kl_estimated"])]
+
+
+@BOTH
+def test_a_step_that_lowers_the_objective_is_not_taken(cls, monkeypatch):
+    """Downhill all the way: whatever its KL divergence, no fraction of the step is accepted."""
+    found = cls._find_direction
+
+    def downhill(self, estimates):
+        direction = found(self, estimates)
+        return type(direction)(-direction.vector, direction.diagnostics)
+
+    monkeypatch.setattr(cls, "_find_direction", downhill)
+    model = small(cls, line_search_kl_factor=100.0)
+    collect(model)
+    before = actor_vector(model)
+    model.train()
+    assert logged(model)["step_fraction"] == 0.0
+    assert np.array_equal(before, actor_vector(model))
+
+
+@BOTH
+def test_logged_values_of_the_critic_and_the_noise(cls):
+    model = small(cls, n_critic_updates=2)
+    collect(model)
+    values, returns = (
+        array.astype(np.float64) for array in (model.rollout_buffer.values, model.rollout_buffer.returns)
+    )
+    model.train()
+    log = logged(model)
+    assert log["explained_variance"] == pytest.approx(1.0 - (returns - values).var() / returns.var(), rel=1e-5)
+    assert log["std"] == pytest.approx(np.exp(model.policy.log_std.detach().numpy()).mean())
+
+
+@BOTH
+def test_the_learning_rate_is_that_of_the_schedule_from_the_first_minibatch_on(cls):
+    model = small(cls, learning_rate=lambda progress: 0.0 if progress < 1.0 else 1.0, n_critic_updates=1)
+    collect(model)
+    model._current_progress_remaining = 0.5
+    before = model.policy.value_net.weight.clone()
+    model.train()
+    assert th.equal(before, model.policy.value_net.weight)
+
+
+@BOTH
+def test_a_nan_in_one_entry_of_a_dict_is_named(cls):
+    policy_kwargs = {"features_extractor_class": SmallCombined, "net_arch": [4]}
+    model = small(cls, observation_space=DICT, policy="MultiInputPolicy", policy_kwargs=policy_kwargs)
+    collect(model)
+    model.rollout_buffer.observations["vector"][5, 0, 1] = np.nan
+    with pytest.raises(FloatingPointError, match=r"observations\['vector'\].*nan at timestep 5 of environment 0"):
+        model.train()
 
 
 class ValueNamedExtractor(BaseFeaturesExtractor):

@@ -11,8 +11,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from sb3_uatrpo import UATRPO, MatchedTRPO
 
 NAN, INF = float("nan"), float("inf")
-NOT_NUMBERS = ["0.1", None, True, [0.1], NAN, INF, -INF]
-NOT_INTEGERS = [*NOT_NUMBERS, 1.5, 2.0]
+NOT_NUMBERS = ["0.1", None, True, [0.1], NAN, INF, -INF, 10**400]
+NOT_INTEGERS = [*NOT_NUMBERS[:-1], 1.5, 2.0]
 
 SHARED = {
     "learning_rate": [*NOT_NUMBERS, -1e-3],
@@ -30,7 +30,8 @@ SHARED = {
     "use_sde": [None, 1, "yes"],
     "sde_sample_freq": [*NOT_INTEGERS, -2],
     "stats_window_size": [*NOT_INTEGERS, 0],
-    "seed": [value for value in NOT_INTEGERS if value is not None] + [-1],
+    "seed": [*(value for value in NOT_INTEGERS if value is not None), -1, 2**32],
+    "verbose": [*NOT_INTEGERS, -1],
 }
 OWN = {
     UATRPO: {
@@ -83,8 +84,16 @@ def test_every_argument_of_our_own_has_a_bad_value_above(cls):
 
 @pytest.mark.parametrize("cls", OWN)
 def test_numpy_numbers_are_numbers(cls):
-    model = cls("MlpPolicy", "CartPole-v1", n_steps=np.int64(100), gamma=np.float32(0.9), batch_size=np.int32(50))
-    assert model.n_steps == 100
+    env = make_vec_env("CartPole-v1", 2)
+    numbers = {
+        "n_steps": np.uint8(200),
+        "gamma": np.float32(0.9),
+        "batch_size": np.int32(50),
+        "seed": np.int64(3),
+        "learning_rate": np.float32(0.5),
+    }
+    model = cls("MlpPolicy", env, **numbers)
+    assert model.n_steps == 200
 
 
 @pytest.mark.parametrize("cls", OWN)

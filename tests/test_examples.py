@@ -1,8 +1,11 @@
 """Every example runs, shortened, as a user would start it: a script, from another folder."""
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,8 @@ def test_read_uncertainty(tmp_path):
     output = run(tmp_path, "read_uncertainty.py", "--n-timesteps", "4000", "--picture", "picture.png")
     assert "uncertainty_share" in output
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+    one_update = run(tmp_path, "read_uncertainty.py", "--n-timesteps", "1000", "--picture", "picture.png")
+    assert "1000.0" in one_update
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +74,40 @@ def test_watch_agent(trained):
     assert output.count("return") == 2
 
 
+def test_the_printed_command_watches_the_agent(tmp_path):
+    """Literally, for the baseline too; only what opens a window is taken out of it."""
+    args = ["--algo", "trpo_matched", "--n-timesteps", "1000", "--eval-freq", "0", "--no-progress-bar"]
+    (line,) = (line for line in run(tmp_path, "train_mujoco.py", *args).splitlines() if "watch the agent" in line)
+    python, script, *words = shlex.split(line.split(":", 1)[1])
+    assert python == sys.executable
+    assert script == "examples/watch_agent.py"
+    assert "return" in run(tmp_path, "watch_agent.py", *words, "--render-mode", "none", "--n-episodes", "1")
+
+
+def test_an_interrupted_training_keeps_what_it_learned(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "train_mujoco.py"), "--eval-freq", "0", "--folder", "kept"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    progress = tmp_path / "kept" / "progress.csv"
+    while not (progress.exists() and progress.stat().st_size > 0):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "interrupted after" in output
+    assert (tmp_path / "kept" / "model.zip").exists()
+
+
 def test_measure_kl_ratio(tmp_path):
     args = ["--env", "Pendulum-v1", "--seed", "0", "--n-timesteps", "3000", "--folder", "kl"]
     first = run(tmp_path, "measure_kl_ratio.py", *args)
     assert "MatchedTRPO" in first
+    assert first.count("training ") == 2
     model = tmp_path / "kl" / "3000" / "uatrpo_Pendulum-v1_0" / "model.zip"
     before = model.stat().st_mtime_ns
-    assert run(tmp_path, "measure_kl_ratio.py", *args) == first
+    again = run(tmp_path, "measure_kl_ratio.py", *args)
+    assert "training " not in again
+    assert again in first
     assert model.stat().st_mtime_ns == before
 
 
@@ -85,6 +117,8 @@ def test_measure_kl_ratio(tmp_path):
         ("train_mujoco.py", ["--env", "Hoper-v4"], "Hoper-v4"),
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
         ("watch_agent.py", ["nowhere"], "no model.zip in nowhere"),
+        ("measure_kl_ratio.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
+        ("read_uncertainty.py", ["--picture", "nowhere/picture.png"], "there is no folder nowhere"),
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path, script, args, said):

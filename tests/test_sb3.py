@@ -477,9 +477,79 @@ def test_loading_with_other_projections_restarts_the_sketch(tmp_path):
 def test_another_network_restarts_the_sketch():
     model = small(UATRPO, "MlpPolicy", "CartPole-v1").learn(64)
     other = small(UATRPO, "MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]})
+    other.set_parameters({"sketch": model.get_parameters()["sketch"]}, exact_match=False)
     with pytest.warns(UserWarning, match="starts afresh"):
-        other.set_parameters({"sketch": model.get_parameters()["sketch"]}, exact_match=False)
-    learns_something(other)
+        learns_something(other)
+    assert other.sketch.shape[0] == len(actor_vector(other))
+
+
+def test_frozen_parameters_keep_their_sketch_through_a_checkpoint(tmp_path):
+    def freeze(model):
+        model.policy.log_std.requires_grad_(False)
+        return model
+
+    env = NoiseEnv(ACTION_SPACES["box"])
+    model = freeze(small(UATRPO, "MlpPolicy", env)).learn(64)
+    model.save(tmp_path / "model")
+    loaded = freeze(UATRPO.load(tmp_path / "model", env=env))
+    loaded.learn(32)
+    assert loaded.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta**3)
+
+
+def test_other_parameters_of_equal_number_restart_the_sketch():
+    model = small(UATRPO, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]), policy_kwargs={"net_arch": [4, 4, 4]})
+    one, other = (model.policy.mlp_extractor.policy_net[i].weight for i in (2, 4))
+    one.requires_grad_(False)
+    model.learn(32)
+    one.requires_grad_(True)
+    other.requires_grad_(False)
+    with pytest.warns(UserWarning, match="starts afresh"):
+        model.learn(32)
+
+
+def test_another_number_of_projections_restarts_the_sketch():
+    model = small(UATRPO, "MlpPolicy", "CartPole-v1").learn(32)
+    model.n_projections = 5
+    with pytest.warns(UserWarning, match=r"m=8 .* m=5"):
+        model.learn(32)
+    assert model.sketch.omega.shape[1] == 5
+
+
+@BOTH
+def test_attributes_are_checked_when_learning_starts(cls):
+    model = small(cls, "MlpPolicy", "CartPole-v1")
+    model.line_search_shrinking_factor = 2.0
+    with pytest.raises(ValueError, match="line_search_shrinking_factor must be"):
+        model.learn(32)
+
+
+class Experts(BaseFeaturesExtractor):
+    """The last number of the observation chooses one of two networks, and few steps choose the second."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 4)
+        self.experts = th.nn.ModuleList(th.nn.Linear(3, 4) for _ in range(2))
+
+    def forward(self, observations):
+        rare = observations[:, 2] > 0.8
+        features = observations.new_zeros(len(observations), 4)
+        for expert, chosen in zip(self.experts, (~rare, rare), strict=True):
+            if chosen.any():
+                features = features.index_put((chosen,), expert(observations[chosen]).tanh())
+        return features
+
+
+@BOTH
+@pytest.mark.parametrize("sub_sampling_factor", [1, 16])
+def test_parameters_that_few_steps_use_are_trained(cls, sub_sampling_factor):
+    env = NoiseEnv(ACTION_SPACES["box"])
+    policy_kwargs = {"features_extractor_class": Experts, "net_arch": [4]}
+    model = small(
+        cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_steps=64, sub_sampling_factor=sub_sampling_factor
+    )
+    before = model.policy.features_extractor.experts[1].weight.clone()
+    learns_something(model, 192)
+    assert not th.equal(before, model.policy.features_extractor.experts[1].weight)
 
 
 def test_unfreezing_a_layer_restarts_the_sketch():

@@ -17,5 +17,5 @@ def confidence_radius_squared(n_params: int, n_samples: int, confidence_alpha: f
     :param confidence_alpha: α in (0, 1), probability that the set misses the true gradient
     :return: R_n²
     """
-    log_inverse_alpha = math.log(1.0 / confidence_alpha)
+    log_inverse_alpha = -math.log(confidence_alpha)
     return (n_params + 2.0 * math.sqrt(n_params * log_inverse_alpha) + 2.0 * log_inverse_alpha) / n_samples

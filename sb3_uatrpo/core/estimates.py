@@ -52,15 +52,22 @@ class Linearization:
         :param cotangents: U, shape ``(c, n, k)``
         :return: shape ``(d, c)``, column-major
         """
-        gradients = th.autograd.grad(self.head, self.params, cotangents, is_grads_batched=True, retain_graph=True)
-        return th.cat([gradient.reshape(len(cotangents), -1) for gradient in gradients], dim=1).T
+        gradients = th.autograd.grad(
+            self.head, self.params, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
+        )
+        # None where these steps do not use a parameter, though others do
+        rows = [
+            cotangents.new_zeros(len(cotangents), param.numel()) if part is None else part.reshape(len(cotangents), -1)
+            for param, part in zip(self.params, gradients, strict=True)
+        ]
+        return th.cat(rows, dim=1).T
 
     @cached_property
     def _linear_map(self) -> tuple[th.Tensor, list[th.Tensor], list[int]]:
         """u ↦ J'u as a graph: u, the parts of J'u that depend on it, and their places among the parameters."""
         u = th.zeros_like(self.head, requires_grad=True)
-        pulled = th.autograd.grad(self.head, self.params, u, create_graph=True)
-        places = [i for i, part in enumerate(pulled) if part.requires_grad]
+        pulled = th.autograd.grad(self.head, self.params, u, create_graph=True, allow_unused=True)
+        places = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]
         return u, [pulled[i] for i in places], places
 
     def push_forward(self, tangents: th.Tensor) -> th.Tensor:

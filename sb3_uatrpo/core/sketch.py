@@ -87,7 +87,7 @@ class Sketch:
     def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:
         warnings.warn(
             f"The sketch of the trust region starts afresh: it was kept for d={kept[0]} actor parameters and "
-            f"m={kept[1]} projections, and there are now d={wanted[0]} and m={wanted[1]}.",
+            f"m={kept[1]} projections, and those of now are others, d={wanted[0]} and m={wanted[1]}.",
             stacklevel=3,
         )
 
@@ -103,11 +103,11 @@ class Sketch:
         :return: Y, shape ``(d, m)``
         """
         if self.ema_beta == 0.0:
-            return fisher + coefficient * covariance
+            return fisher.add(covariance, alpha=coefficient)
         self.y_fisher.lerp_(fisher, 1.0 - self.ema_beta)
         self.y_covariance.lerp_(covariance, 1.0 - self.ema_beta)
         self.ema_weight.lerp_(th.ones_like(self.ema_weight), 1.0 - self.ema_beta)
-        return (self.y_fisher + coefficient * self.y_covariance) / self.ema_weight.item()
+        return self.y_fisher.add(self.y_covariance, alpha=coefficient).div_(self.ema_weight.item())
 
     def state_dict(self) -> dict[str, th.Tensor]:
         """
@@ -123,7 +123,9 @@ class Sketch:
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """
-        Take over a state. One that was kept for another shape is not taken: the sketch starts afresh, with a warning.
+        Take over a state. One of another m is not taken: the sketch starts afresh, with a warning.
+
+        Another d is taken, since frozen parameters are known to the next update only, which judges it.
 
         :param state_dict: what ``state_dict`` returned
         :param strict: whether every entry must be there, and no other
@@ -144,10 +146,13 @@ class Sketch:
             if name in ("omega", "y_fisher", "y_covariance")
         }
         omega = matrices.get("omega", self.omega)
-        if omega.numel() > 0 and omega.shape != self.shape:
-            self._warn_of_restart((omega.shape[0], omega.shape[1]), self.shape)
-            self._clear()
-            return
+        if omega.numel() > 0:
+            shape = (omega.shape[0], omega.shape[1])
+            if shape[1] != self.shape[1]:
+                self._warn_of_restart(shape, self.shape)
+                self._clear()
+                return
+            self.shape = shape
         vars(self).update(matrices)
         if "ema_weight" in state_dict:
             self.ema_weight = state_dict["ema_weight"].to("cpu", th.float64).clone()

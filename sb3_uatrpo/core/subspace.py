@@ -66,12 +66,12 @@ def subspace_direction(
 
     if projection_solver == "nystrom":
         M = _nystrom(S[:, None] * Vh, sketched)
-        rank = n_params if n_projections >= n_params else max(1, n_projections // 2)
     else:
         M = _least_squares((sketched @ W).T, S[:, None] * Vh)
-        rank = n_projections
     eigenvalues, V = th.linalg.eigh((M + M.T) / 2)
-    eigenvalues, V = eigenvalues[-rank:], V[:, -rank:]
+    if projection_solver == "nystrom" and n_projections < n_params:
+        half = max(1, n_projections // 2)
+        eigenvalues, V = eigenvalues[-half:], V[:, -half:]
     kept = eigenvalues > eigenvalues[-1].clamp(min=0) * len(M) * RESOLUTION
     eigenvalues, V = eigenvalues[kept], V[:, kept]
 

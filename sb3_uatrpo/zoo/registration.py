@@ -1,8 +1,8 @@
 """
 What RL Zoo has to know of this package: the algorithms, their search spaces and their hyperparameter files.
 
-RL Zoo has no plug-in mechanism. Its modules are amended in place, each right after it was imported: entries are added to
-its dictionaries where there are none of that name, and a default configuration file is put where it asks for none.
+RL Zoo has no plug-in mechanism. Its modules are amended in place, each right after it was imported: entries are added
+to its dictionaries where there are none of that name, and a default configuration file is put where it asks for none.
 """
 
 import functools

@@ -33,7 +33,7 @@ def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
-    sampled = {
+    sampled: dict[str, Any] = {
         "n_steps": trial.suggest_categorical("n_steps", N_STEPS),
         "batch_size": trial.suggest_categorical("batch_size", BATCH_SIZES),
         "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.0001, 0.03, log=True),

@@ -54,7 +54,7 @@ def estimates_and_reference(name: str, n: int = 40):
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages)
     with model._policy_at_rest():
-        params, n_bytes = model._probe_actor(take(obs, slice(2)), 2)
+        params, n_bytes = model._find_actor_params([obs]), model._bytes_of_graph(batch[:2])
     d = sum(param.numel() for param in params)
     estimates = SampleEstimates(lambda part: model._linearize(batch[part], params), n, d, n_bytes)
     samples = gradient_samples(model.policy, obs, actions, advantages)

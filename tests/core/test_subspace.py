@@ -114,6 +114,17 @@ def test_nothing_observed_gives_zero(solver):
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+def test_the_algebra_is_in_float64_whatever_comes_in(solver):
+    M, omega, g = problem(60, 30, 60, 0)
+    Y, omega, g = (array.astype(np.float32) for array in (M @ omega, omega, g))
+    found = subspace_direction(*map(th.as_tensor, (Y, omega, g)), solver)
+    expected, rank, _ = projected_direction(*(array.astype(np.float64) for array in (Y, omega, g)), solver)
+    assert found.direction.dtype == th.float32
+    assert found.rank == rank
+    assert np.linalg.norm(found.direction.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
 @pytest.mark.parametrize("spoilt", ["statistic", "gradient"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_non_finite_input_gives_a_non_finite_direction(solver, spoilt, value):

@@ -1,0 +1,301 @@
+"""
+RL Zoo with an unmodified rl_zoo3: the built wheel, an sdist and an editable installation, each in a fresh environment.
+
+The environments borrow what is heavy from the one that runs the tests, through a path file.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import types
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.zoo import register, registration, search_space
+
+ROOT = Path(__file__).parents[1]
+HOOK = "sb3_uatrpo_zoo_hook"
+
+
+def run(*command: str | Path, cwd: Path, code: int = 0, **environment: str) -> str:
+    """Run a command and return what it printed."""
+    # a path to this checkout would hide what is not installed
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SB3_UATRPO_NO_HOOK")}
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**clean, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "MUJOCO_GL": "egl", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = result.stdout + result.stderr
+    assert result.returncode == code, output
+    return output
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> Path:
+    """What git would give to somebody else: builds leave no trace in the checkout."""
+    folder = tmp_path_factory.mktemp("source") / "sb3_uatrpo"
+    ignored = shutil.ignore_patterns(".git", ".venv*", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(source) -> dict[str, Path]:
+    """The wheel and the sdist."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", cwd=source)
+    (wheel,) = (source / "dist").glob("*.whl")
+    (sdist,) = (source / "dist").glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist}
+
+
+def environment(folder: Path) -> Path:
+    """A fresh environment that borrows what is heavy; its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # path files within a borrowed folder are not read, so nothing that is installed here in editable mode is borrowed
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def pip(python: Path, *args: str | Path, cwd: Path) -> str:
+    return run(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *args, cwd=cwd)
+
+
+def site_packages(python: Path) -> Path:
+    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
+    return site
+
+
+KNOWS = (
+    "import rl_zoo3, rl_zoo3.exp_manager, rl_zoo3.hyperparams_opt as h;"
+    "print(sorted(set(rl_zoo3.ALGOS) & {'uatrpo', 'trpo_matched'}), 'uatrpo' in h.HYPERPARAMS_SAMPLER)"
+)
+YES, NO = "['trpo_matched', 'uatrpo'] True", "[] False"
+
+
+@pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
+def installed(request, source, built, tmp_path_factory) -> Path:
+    """The Python of an environment into which the package was installed in one of three ways."""
+    folder = tmp_path_factory.mktemp(request.param)
+    python = environment(folder)
+    assert NO in run(python, "-c", KNOWS, cwd=folder)
+    target = ["-e", source] if request.param == "editable" else [built[request.param]]
+    pip(python, "install", "--no-deps", "--no-build-isolation", *target, cwd=folder)
+    return python
+
+
+@pytest.fixture(scope="session")
+def newcomer(built, tmp_path_factory) -> tuple[Path, Path]:
+    """An environment with the wheel, and the empty folder in which commands are typed."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    python = environment(folder)
+    pip(python, "install", "--no-deps", built["wheel"], cwd=folder)
+    (folder / "empty").mkdir()
+    return python, folder / "empty"
+
+
+def test_every_installation_registers(installed, tmp_path):
+    site = site_packages(installed)
+    assert (site / f"{HOOK}.pth").read_text() == f"import {HOOK}\n"
+    assert (site / f"{HOOK}.start").read_text() == f"{HOOK}:install\n"
+    assert YES in run(installed, "-c", KNOWS, cwd=tmp_path)
+    assert YES in run(installed, "-I", "-c", KNOWS, cwd=tmp_path)
+    assert NO in run(installed, "-c", KNOWS, cwd=tmp_path, SB3_UATRPO_NO_HOOK="1")
+    # -S reads no path files at all: neither this one nor the borrowed one
+    assert run(installed, "-S", "-c", "import sys; print(len(sys.meta_path))", cwd=tmp_path).strip() == "3"
+    listing = run(installed, "-m", "sb3_uatrpo.zoo", "train", "--help", cwd=tmp_path, SB3_UATRPO_NO_HOOK="1")
+    assert "trpo_matched" in listing
+
+
+def test_the_hook_imports_nothing(newcomer):
+    python, folder = newcomer
+    loaded = run(python, "-c", "import sys; print(sorted(sys.modules))", cwd=folder)
+    assert HOOK in loaded
+    for heavy in ("torch", "numpy", "stable_baselines3", "'sb3_uatrpo'", "rl_zoo3", "importlib.metadata"):
+        assert heavy not in loaded
+
+
+def test_without_rl_zoo3_nothing_happens(built, tmp_path):
+    python = environment(tmp_path)
+    (site_packages(python) / "borrowed.pth").unlink()
+    pip(python, "install", "--no-deps", built["wheel"], cwd=tmp_path)
+    said = run(python, "-c", "import json; print('fine')", cwd=tmp_path)
+    assert said == "fine\n"
+    said = run(python, "-c", "import rl_zoo3.utils", cwd=tmp_path, code=1)
+    assert said.splitlines()[-1] == "ModuleNotFoundError: No module named 'rl_zoo3'"
+
+
+def test_uninstalling_leaves_no_trace(built, tmp_path):
+    python = environment(tmp_path)
+    before = sorted(path.name for path in site_packages(python).iterdir())
+    pip(python, "install", "--no-deps", built["wheel"], cwd=tmp_path)
+    pip(python, "uninstall", "--yes", "sb3_uatrpo", cwd=tmp_path)
+    assert sorted(path.name for path in site_packages(python).iterdir() if path.name != "__pycache__") == before
+
+
+def test_the_hook_warns_instead_of_raising(newcomer):
+    python, folder = newcomer
+    broken = "import sys; sys.modules['sb3_uatrpo'] = None; import rl_zoo3.utils; print(len(rl_zoo3.utils.ALGOS) > 5)"
+    said = run(python, "-c", broken, cwd=folder)
+    assert "could not register with rl_zoo3.utils" in said
+    assert "True" in said
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+QUICK = ["--eval-freq", "-1", "-params", "n_steps:500"]
+
+
+@pytest.fixture(scope="session")
+def trained(newcomer) -> tuple[Path, Path, str]:
+    """The literal command, on a small budget."""
+    python, folder = newcomer
+    said = run(
+        python, "-m", "rl_zoo3.train", "--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1500",
+        "--eval-freq", "500", "--eval-episodes", "2", "--save-freq", "1000", "-tb", "tb", "-P", cwd=folder,
+    )  # fmt: skip
+    return python, folder, said
+
+
+def test_train(trained):
+    _, folder, said = trained
+    assert "sb3_uatrpo" in said
+    assert "hyperparams/uatrpo.yml" in said
+    run_folder = folder / "logs" / "uatrpo" / "Hopper-v4_1"
+    for name in (
+        "Hopper-v4.zip",
+        "best_model.zip",
+        "evaluations.npz",
+        "rl_model_1000_steps.zip",
+        "Hopper-v4/config.yml",
+    ):
+        assert (run_folder / name).exists(), name
+    assert list((folder / "tb").rglob("events.out.tfevents.*"))
+
+
+def test_enjoy_and_plots(trained):
+    python, folder, _ = trained
+    common = ["--algo", "uatrpo", "--env", "Hopper-v4", "-f", "logs"]
+    assert "Mean reward" in run(python, "-m", "rl_zoo3.enjoy", *common, "-n", "300", "--no-render", cwd=folder)
+    run(python, "-m", "rl_zoo3.plots.plot_train", "-a", "uatrpo", "-e", "Hopper-v4", "-f", "logs", cwd=folder)
+    plots = ["-a", "uatrpo", "-e", "Hopper-v4", "-f", "logs", "-o", "results", "--no-million"]
+    run(python, "-m", "rl_zoo3.plots.all_plots", *plots, cwd=folder)
+    run(python, "-m", "rl_zoo3.plots.plot_from_file", "-i", "results.pkl", "-l", "uatrpo", cwd=folder)
+
+
+def test_going_on_from_a_trained_agent(trained):
+    python, folder, _ = trained
+    model = "logs/uatrpo/Hopper-v4_1/Hopper-v4.zip"
+    command = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1000", "-i", model, "-uuid", *QUICK]
+    assert "Loading pretrained agent" in run(python, "-m", "rl_zoo3.train", *command, cwd=folder)
+
+
+def test_subprocess_environments_and_the_baseline(newcomer):
+    python, folder = newcomer
+    command = ["--algo", "trpo_matched", "--env", "Pendulum-v1", "-n", "4000", "--vec-env", "subproc", *QUICK]
+    said = run(python, "-m", "rl_zoo3.train", *command, cwd=folder)
+    assert "hyperparams/trpo_matched.yml" in said
+
+
+@pytest.mark.parametrize("algo", ["uatrpo", "trpo_matched"])
+def test_optimize(newcomer, algo):
+    python, folder = newcomer
+    command = ["--algo", algo, "--env", "CartPole-v1", "-n", "4000", "-optimize", "--n-trials", "2"]
+    options = ["--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "--n-startup-trials", "1"]
+    said = run(python, "-m", "rl_zoo3.train", *command, *options, cwd=folder)
+    assert "Best trial" in said
+    assert list((folder / "logs" / algo).glob("report_*.csv"))
+
+
+def test_the_fallback_trains(newcomer):
+    python, folder = newcomer
+    command = ["train", "--algo", "uatrpo", "--env", "CartPole-v1", "-n", "1000", *QUICK]
+    said = run(python, "-m", "sb3_uatrpo.zoo", *command, cwd=folder, SB3_UATRPO_NO_HOOK="1")
+    assert "Saving to" in said
+
+
+@pytest.mark.parametrize("args", [[], ["trian"]])
+def test_the_fallback_names_its_scripts(newcomer, args):
+    python, folder = newcomer
+    said = run(python, "-m", "sb3_uatrpo.zoo", *args, cwd=folder, code=2)
+    assert said.startswith("the script must be one of train, enjoy")
+    assert len(said.splitlines()) == 1
+
+
+def test_an_unknown_hyperparameter_is_named(newcomer):
+    python, folder = newcomer
+    command = ["--algo", "uatrpo", "--env", "CartPole-v1", "-n", "1000", "-params", "trust_region_dleta:0.02"]
+    assert "trust_region_dleta" in run(python, "-m", "rl_zoo3.train", *command, cwd=folder, code=1)
+
+
+def test_parameters_override_the_file(newcomer):
+    python, folder = newcomer
+    command = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "500", "--eval-freq", "-1"]
+    said = run(python, "-m", "rl_zoo3.train", *command, "-params", "trust_region_delta:0.02", "n_steps:250", cwd=folder)
+    assert "('trust_region_delta', 0.02)" in said
+
+
+# -------------------------------------------------------------------------------------------------------- registration
+
+
+def test_registering_twice_changes_nothing_and_overwrites_nothing():
+    import rl_zoo3.exp_manager
+    import rl_zoo3.hyperparams_opt
+    import rl_zoo3.utils
+
+    register()
+    manager = rl_zoo3.exp_manager.ExperimentManager.__init__
+    theirs = dict(rl_zoo3.utils.ALGOS)
+    register()
+    assert rl_zoo3.exp_manager.ExperimentManager.__init__ is manager
+    assert theirs == rl_zoo3.utils.ALGOS
+    assert rl_zoo3.utils.ALGOS["uatrpo"] is UATRPO
+
+    module = types.ModuleType("rl_zoo3.utils")
+    module.ALGOS = {"uatrpo": "somebody else's"}
+    registration.amend(module)
+    assert module.ALGOS == {"uatrpo": "somebody else's", "trpo_matched": MatchedTRPO}
+
+
+@pytest.mark.parametrize(("algo", "cls"), registration.ALGORITHMS.items())
+def test_every_entry_makes_a_model(algo, cls):
+    """Each entry names only arguments that the constructor takes, and values that it accepts."""
+    entries = yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())
+    assert {"default", "Hopper-v4", "Walker2d-v5", "CartPole-v1", "BipedalWalker-v3", "Humanoid-v4"} <= set(entries)
+    of_the_zoo = {"env_wrapper", "normalize", "n_envs", "n_timesteps", "policy", "policy_kwargs"}
+    for env_id, entry in entries.items():
+        assert not {"frame_stack"} & set(entry)
+        kwargs = {key: value for key, value in entry.items() if key not in of_the_zoo}
+        env = "Pendulum-v1" if kwargs.get("use_sde") else "CartPole-v1"
+        model = cls("MlpPolicy", env, device="cpu", **kwargs)
+        assert model.n_steps * entry["n_envs"] % model.batch_size == 0, env_id
+
+
+def test_the_files_are_visible_at_the_top():
+    assert (ROOT / "hyperparams").resolve() == registration.HYPERPARAMS
+
+
+@pytest.mark.parametrize(
+    ("cls", "sample"),
+    [(UATRPO, search_space.sample_uatrpo_params), (MatchedTRPO, search_space.sample_matched_trpo_params)],
+)
+def test_every_sample_fits_any_number_of_environments(cls, sample):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for n_envs in range(1, 31):
+        trial = study.ask()
+        params = sample(trial, 2, n_envs, {})
+        assert params["n_steps"] * n_envs % params["batch_size"] == 0
+        # RL Zoo makes the arguments of its best trial anew from the trial's numbers
+        assert search_space.convert_params(trial.params) == params
+        cls("MlpPolicy", "CartPole-v1", device="cpu", **params)
