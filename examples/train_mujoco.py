@@ -134,7 +134,6 @@ def main(args: list[str] | None = None) -> Path:
                 verbose=0,
             )
         )
-        )
     try:
         model.learn(options.n_timesteps, callback=callbacks, progress_bar=not options.no_progress_bar)
     except KeyboardInterrupt:
