@@ -48,8 +48,9 @@ $(OLDEST)/.ready: $(READY) constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-oldest.txt
 	touch $@
 
+# RL Zoo wants the newest Stable-Baselines3
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest
+	$(OLDEST)/bin/python -m pytest --ignore tests/test_zoo.py
 
 # Stable-Baselines3's own tests, those of the installed version, with our classes in the place of A2C
 CONFORMANCE := build/conformance
