@@ -86,7 +86,15 @@ def test_the_printed_command_watches_the_agent(tmp_path):
 
 def test_an_interrupted_training_keeps_what_it_learned(tmp_path):
     command = [sys.executable, str(EXAMPLES / "train_mujoco.py"), "--eval-freq", "0", "--folder", "kept"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # where these tests run in the background, interrupts are ignored, and children would inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     progress = tmp_path / "kept" / "progress.csv"
     while not (progress.exists() and progress.stat().st_size > 0):
         assert process.poll() is None
