@@ -35,8 +35,9 @@ lint: $(READY)
 type: $(READY)
 	$(BIN)/mypy
 
+# One process for each core, each with files of its own
 pytest: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 # All tests with the oldest versions that setup.cfg allows; what is heavy is borrowed from .venv through a path file
 OLDEST := .venv-oldest
@@ -50,7 +51,7 @@ $(OLDEST)/.ready: $(READY) constraints-oldest.txt
 
 # RL Zoo wants the newest Stable-Baselines3
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest --ignore tests/test_zoo.py
+	$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile --ignore tests/test_zoo.py
 
 # Stable-Baselines3's own tests, those of the installed version, with our classes in the place of A2C
 CONFORMANCE := build/conformance
