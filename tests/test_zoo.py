@@ -189,6 +189,9 @@ def test_enjoy_and_plots(trained):
     common = ["--algo", "uatrpo", "--env", "Hopper-v4", "-f", "logs"]
     assert "Mean reward" in run(python, "-m", "rl_zoo3.enjoy", *common, "-n", "300", "--no-render", cwd=folder)
     run(python, "-m", "rl_zoo3.plots.plot_train", "-a", "uatrpo", "-e", "Hopper-v4", "-f", "logs", cwd=folder)
+    # RL Zoo's statistics want two runs at least
+    again = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1500", "--eval-freq", "500", "--eval-episodes", "2"]
+    run(python, "-m", "rl_zoo3.train", *again, "--seed", "1", cwd=folder)
     plots = ["-a", "uatrpo", "-e", "Hopper-v4", "-f", "logs", "-o", "results", "--no-million"]
     run(python, "-m", "rl_zoo3.plots.all_plots", *plots, cwd=folder)
     run(python, "-m", "rl_zoo3.plots.plot_from_file", "-i", "results.pkl", "-l", "uatrpo", cwd=folder)
