@@ -131,3 +131,10 @@ def test_measure_kl_ratio(tmp_path):
 )
 def test_bad_input_is_one_clear_line(tmp_path, script, args, said):
     assert said in run(tmp_path, script, *args, code=2)
+
+
+def test_benchmark_startup(tmp_path):
+    """The whole table, from few starts; what it says is not asserted."""
+    output = run(tmp_path, "benchmark_startup.py", "--starts", "3", "--imports", "2")
+    assert output.count("difference") == 2
+    assert "at least 2" in run(tmp_path, "benchmark_startup.py", "--starts", "1", code=2)

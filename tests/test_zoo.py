@@ -12,6 +12,7 @@ import sysconfig
 import types
 from pathlib import Path
 
+import imageio_ffmpeg
 import optuna
 import pytest
 import yaml
@@ -192,9 +193,38 @@ def test_enjoy_and_plots(trained):
     # RL Zoo's statistics want two runs at least
     again = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1500", "--eval-freq", "500", "--eval-episodes", "2"]
     run(python, "-m", "rl_zoo3.train", *again, "--seed", "1", cwd=folder)
-    plots = ["-a", "uatrpo", "-e", "Hopper-v4", "-f", "logs", "-o", "results", "--no-million"]
+    # "Hopper" names the runs of Hopper-v4, and the scores that --rliable knows how to normalise
+    plots = ["-a", "uatrpo", "-e", "Hopper", "-f", "logs", "-o", "results", "--no-million"]
     run(python, "-m", "rl_zoo3.plots.all_plots", *plots, cwd=folder)
-    run(python, "-m", "rl_zoo3.plots.plot_from_file", "-i", "results.pkl", "-l", "uatrpo", cwd=folder)
+    from_file = ["-i", "results.pkl", "-l", "uatrpo"]
+    run(python, "-m", "rl_zoo3.plots.plot_from_file", *from_file, cwd=folder)
+    said = run(python, "-m", "rl_zoo3.plots.plot_from_file", *from_file, "--rliable", "-iqm", cwd=folder)
+    assert "Computing bootstrap CI" in said
+
+
+def test_videos_and_benchmark(newcomer, tmp_path):
+    """With what docs/rl_zoo.md says that rl_zoo3 needs: python and ffmpeg on the path, and enjoy.py in the folder."""
+    python, _ = newcomer
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "ffmpeg").symlink_to(imageio_ffmpeg.get_ffmpeg_exe())
+    path = os.pathsep.join([str(programs), str(python.parent), os.environ["PATH"]])
+    common = ["--algo", "uatrpo", "--env", "CartPole-v1"]
+    few = ["-n", "1500", "--save-freq", "1000", "--eval-freq", "1000", "--eval-episodes", "1"]
+    run(python, "-m", "rl_zoo3.train", *common, *few, cwd=tmp_path)
+    videos = tmp_path / "logs" / "uatrpo" / "CartPole-v1_1" / "videos"
+
+    run(python, "-m", "rl_zoo3.record_video", *common, "-f", "logs", "-n", "60", cwd=tmp_path)
+    (video,) = videos.glob("final-model-*.mp4")
+    assert imageio_ffmpeg.count_frames_and_secs(str(video))[0] >= 60
+    run(python, "-m", "rl_zoo3.record_training", *common, "-f", "logs", "-n", "60", "-g", cwd=tmp_path, PATH=path)
+    # the checkpoint, the best and the final model
+    assert imageio_ffmpeg.count_frames_and_secs(str(videos / "training.mp4"))[0] >= 3 * 60
+    assert (videos / "training.gif").stat().st_size > 10_000
+
+    (tmp_path / "enjoy.py").write_text("from rl_zoo3.enjoy import enjoy\n\nenjoy()\n")
+    run(python, "-m", "rl_zoo3.benchmark", "--log-dir", "logs", "--no-hub", "-n", "1000", cwd=tmp_path, PATH=path)
+    assert "|uatrpo|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
 
 
 def test_going_on_from_a_trained_agent(trained):
@@ -240,6 +270,25 @@ def test_an_unknown_hyperparameter_is_named(newcomer):
     python, folder = newcomer
     command = ["--algo", "uatrpo", "--env", "CartPole-v1", "-n", "1000", "-params", "trust_region_dleta:0.02"]
     assert "trust_region_dleta" in run(python, "-m", "rl_zoo3.train", *command, cwd=folder, code=1)
+
+
+def test_an_unsupported_action_space_fails_as_in_stable_baselines3(newcomer, tmp_path):
+    python, _ = newcomer
+    (tmp_path / "odd_tasks.py").write_text(
+        "import gymnasium as gym\n"
+        "class Odd(gym.Env):\n"
+        "    observation_space = gym.spaces.Discrete(2)\n"
+        "    action_space = gym.spaces.Dict(a=gym.spaces.Discrete(2))\n"
+        "    def reset(self, seed=None, options=None): return 0, {}\n"
+        "    def step(self, action): return 0, 0.0, True, False, {}\n"
+        "gym.register('Odd-v0', entry_point=Odd)\n"
+    )
+    command = ["-m", "rl_zoo3.train", "--env", "Odd-v0", "--gym-packages", "odd_tasks", "-n", "100"]
+    for algo in ("uatrpo", "ppo"):
+        settings = ["-params", "normalize:False"] if algo == "uatrpo" else ["-conf", tmp_path / "ppo.yml"]
+        (tmp_path / "ppo.yml").write_text("Odd-v0:\n  policy: MlpPolicy\n  n_envs: 1\n  n_timesteps: 100\n")
+        said = run(python, *command, "--algo", algo, *settings, cwd=tmp_path, code=1, PYTHONPATH=str(tmp_path))
+        assert "The algorithm only supports" in said
 
 
 def test_parameters_override_the_file(newcomer):
