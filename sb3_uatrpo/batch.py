@@ -18,22 +18,24 @@ class Batch:
     :param observations: shape ``(n, ...)``, or a dict of such
     :param actions: as the buffer holds them, shape ``(n, action_dim)``
     :param advantages: A, shape ``(n,)``
+    :param returns: R, what the values are regressed on, shape ``(n,)``
     """
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
     advantages: th.Tensor
+    returns: th.Tensor
 
     def __len__(self) -> int:
         return len(self.advantages)
 
-    def __getitem__(self, steps: slice) -> "Batch":
+    def __getitem__(self, steps: slice | th.Tensor) -> "Batch":
         observations = (
             {key: value[steps] for key, value in self.observations.items()}
             if isinstance(self.observations, dict)
             else self.observations[steps]
         )
-        return Batch(observations, self.actions[steps], self.advantages[steps])
+        return Batch(observations, self.actions[steps], self.advantages[steps], self.returns[steps])
 
     def subsample(self, factor: int) -> "Batch":
         """
@@ -64,7 +66,8 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     actions = _flat(
         rollout_buffer, "actions", lambda array: rollout_buffer.to_torch(array.astype(np.float32, copy=False))
     )
-    return Batch(_flat(rollout_buffer, "observations", rollout_buffer.to_torch), actions, advantages)
+    returns = _flat(rollout_buffer, "returns", rollout_buffer.to_torch).flatten()
+    return Batch(_flat(rollout_buffer, "observations", rollout_buffer.to_torch), actions, advantages, returns)
 
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:

@@ -1,4 +1,4 @@
-"""What trust region methods share, from a rollout to the log. The only file that changes the policy."""
+"""What trust region methods share, from a rollout to the log. This file moves the actor, ``critic.py`` the critic."""
 
 import math
 import warnings
@@ -12,19 +12,23 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TensorDict
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
-from torch.nn import functional as F
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sb3_uatrpo.arguments import check_bool, check_integer, check_real
 from sb3_uatrpo.batch import Batch, count_trajectories, rollout_batch
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
+from sb3_uatrpo.core.layers import LayeredLinearization
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
+from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import head_of
+from sb3_uatrpo.plain_mlp import layers_recorded, plain_actor
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_uatrpo.rollouts import DeferredRollouts
 
 SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegionAlgorithm")
 
@@ -80,7 +84,7 @@ class _Refused(Exception):
     """The numbers of this update allow no step. It never leaves the class."""
 
 
-class TrustRegionAlgorithm(OnPolicyAlgorithm):
+class TrustRegionAlgorithm(DeferredRollouts):
     """
     Base of the trust region methods of this package.
 
@@ -111,6 +115,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     :param adversarial_noise: noise x against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
         standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise"). The line search keeps the true
         objective.
+    :param fast_rollouts: Whether rollouts only act at each step and find values and log-probabilities after the last
+        one, in one batch. The buffer holds the same to float rounding; ``False`` collects as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -149,6 +155,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         normalize_advantage: bool,
         sub_sampling_factor: int,
         adversarial_noise: float,
+        fast_rollouts: bool,
         stats_window_size: int,
         tensorboard_log: str | None,
         policy_kwargs: dict[str, Any] | None,
@@ -190,6 +197,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         self.normalize_advantage = normalize_advantage
         self.sub_sampling_factor = sub_sampling_factor
         self.adversarial_noise = adversarial_noise
+        self.fast_rollouts = fast_rollouts
 
         if _init_setup_model:
             self._setup_model()
@@ -234,7 +242,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         check_real("adversarial_noise", self.adversarial_noise, 0.0, low_included=True)
         check_integer("sde_sample_freq", self.sde_sample_freq, -1)
         check_integer("stats_window_size", self._stats_window_size, 1)
-        for name in ("use_sde", "normalize_advantage"):
+        for name in ("use_sde", "normalize_advantage", "fast_rollouts"):
             check_bool(name, getattr(self, name))
         if self.seed is not None:
             check_integer("seed", self.seed, 0, 2**32 - 1)
@@ -287,7 +295,11 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             # Parameters of the actor stay through the critic's epochs, batch-norm statistics that it shares do not
             stepped = self._heads(batch, parts) if any(True for _ in self.policy.buffers()) else None
         self._update_learning_rate(self.policy.optimizer)
-        self._update_critic(actor_params)
+        losses = fit_values(
+            self.policy, batch, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor_params
+        )
+        if losses:
+            self._log({"value_loss": float(np.mean(losses))})
         if stepped is not None:
             with self._policy_at_rest():
                 self._log({"critic_kl": self._head.kl(stepped, self._heads(batch, parts)).mean().item()})
@@ -344,8 +356,12 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             return tensor
 
         with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            self._head_vector(few.observations)
-        return n_bytes // len(few)
+            head = self._head_vector(few.observations)
+        # and the D of its layers, where it is taken apart
+        n_outputs = sum(
+            module.out_features for module in plain_actor(self.policy) or () if isinstance(module, nn.Linear)
+        )
+        return n_bytes // len(few) + head.shape[1] * n_outputs * head.element_size()
 
     def _find_actor_params(self, observations: Iterable[th.Tensor | TensorDict]) -> tuple[th.Tensor, ...]:
         """
@@ -355,6 +371,13 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         :return: parameters, in the policy's order
         """
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
+        chain = plain_actor(self.policy)
+        if chain is not None:
+            # No need to look: every one of these is used at every step
+            of_chain = {param for module in chain for param in module.parameters()}
+            if isinstance(self.policy.action_dist, DiagGaussianDistribution):
+                of_chain.add(self.policy.log_std)
+            return tuple(param for param in candidates if param in of_chain)
         used = [False] * len(candidates)
         for part in observations:
             head = self._head_vector(part)
@@ -431,10 +454,17 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         return found
 
     def _linearize(self, steps: Batch, params: tuple[th.Tensor, ...]) -> Linearization:
-        head = self._head_vector(steps.observations)
+        with layers_recorded(self.policy, params) as layers:
+            head = self._head_vector(steps.observations)
         fixed = head.detach()
         scores = steps.advantages[:, None] * self._head.score(fixed, steps.actions)
-        return Linearization(head, params, lambda P: self._head.fisher_product(fixed, P), scores)
+
+        def fisher_product(P: th.Tensor) -> th.Tensor:
+            return self._head.fisher_product(fixed, P)
+
+        if layers:
+            return LayeredLinearization(head, params, fisher_product, scores, tuple(layers))
+        return Linearization(head, params, fisher_product, scores)
 
     def _search(
         self, batch: Batch, whole: SampleEstimates, params: tuple[th.Tensor, ...], step: th.Tensor, max_kl: float
@@ -475,37 +505,6 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     def _log(self, values: dict[str, float]) -> None:
         for name, value in values.items():
             self.logger.record(f"train/{name}", value)
-
-    def _update_critic(self, actor_params: tuple[th.Tensor, ...]) -> None:
-        """Epochs of minibatch regression of the values on the returns, which leave the actor alone."""
-        policy = self.policy
-        policy.set_training_mode(True)
-        value_losses = []
-        for _ in range(self.n_critic_updates):
-            for samples in self.rollout_buffer.get(self.batch_size):
-                value_loss = F.mse_loss(policy.predict_values(samples.observations).flatten(), samples.returns)
-                policy.optimizer.zero_grad()
-                value_loss.backward()
-                # Without a gradient no optimizer moves or decays a parameter: what the critic shares with the actor
-                # stays where the trust region put it.
-                for param in actor_params:
-                    param.grad = None
-                gradients = [param.grad for param in policy.parameters() if param.grad is not None]
-                if not gradients:
-                    continue
-                # One number that is not finite unless every gradient is
-                total = th.stack([gradient.sum() for gradient in gradients]).sum() + value_loss.detach()
-                if not math.isfinite(total.item()):
-                    warnings.warn(
-                        f"{type(self).__name__} left the critic unchanged in a minibatch: "
-                        "its loss or gradient is not finite.",
-                        stacklevel=2,
-                    )
-                    continue
-                policy.optimizer.step()
-                value_losses.append(value_loss.item())
-        if value_losses:
-            self._log({"value_loss": float(np.mean(value_losses))})
 
     def learn(
         self: SelfTrustRegionAlgorithm,

@@ -75,6 +75,8 @@ class UATRPO(TrustRegionAlgorithm):
         Default: -1 (only sample at the beginning of the rollout)
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
+    :param fast_rollouts: Whether rollouts only act at each step and find values and log-probabilities after the last
+        one, in one batch. The buffer holds the same to float rounding; ``False`` collects as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -116,6 +118,7 @@ class UATRPO(TrustRegionAlgorithm):
         sde_sample_freq: int = -1,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
+        fast_rollouts: bool = True,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -154,6 +157,7 @@ class UATRPO(TrustRegionAlgorithm):
             normalize_advantage=normalize_advantage,
             sub_sampling_factor=sub_sampling_factor,
             adversarial_noise=adversarial_noise,
+            fast_rollouts=fast_rollouts,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,

@@ -28,6 +28,7 @@ SHARED = {
     "line_search_kl_factor": [*NOT_NUMBERS, 0.0, -1.0],
     "n_critic_updates": [*NOT_INTEGERS, -1],
     "use_sde": [None, 1, "yes"],
+    "fast_rollouts": [None, 1, "yes"],
     "sde_sample_freq": [*NOT_INTEGERS, -2],
     "stats_window_size": [*NOT_INTEGERS, 0],
     "seed": [*(value for value in NOT_INTEGERS if value is not None), -1, 2**32],

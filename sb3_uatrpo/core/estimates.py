@@ -24,9 +24,12 @@ import torch as th
 
 #: A graph of the policy may keep this many bytes of activations; more steps are taken in parts.
 GRAPH_BYTES = 64 * 2**20
-#: The columns taken at once are as many as keep their temporaries near this many bytes. Smaller than what memory
-#: allows: on a CPU products are fastest while their temporaries fit its cache.
-COLUMN_BYTES = 16 * 2**20
+#: Products with many columns take this many steps at once, or as many as have graphs of so many bytes, whichever is
+#: more: wide chunks of few steps are faster on a CPU than narrow ones of many, whose temporaries leave its cache.
+PRODUCT_STEPS = 256
+PRODUCT_GRAPH_BYTES = 2 * 2**20
+#: The columns taken at once are as many as keep their temporaries near this many bytes.
+COLUMN_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,10 @@ def parts_of(n_steps: int, bytes_per_step: int) -> list[slice]:
     :param bytes_per_step: what the graph of one step's head keeps
     :return: slices that cover the steps in order
     """
-    size = min(n_steps, max(1, GRAPH_BYTES // max(1, bytes_per_step)))
+    return _slices(n_steps, min(n_steps, max(1, GRAPH_BYTES // max(1, bytes_per_step))))
+
+
+def _slices(n_steps: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, n_steps)) for start in range(0, n_steps, size)]
 
 
@@ -115,17 +121,20 @@ class SampleEstimates:
         self.n_params = n_params
         self.parts = parts_of(n_steps, bytes_per_step)
         self._linearize = linearize
-        self._bytes_per_step = bytes_per_step
+        self._bytes_per_step = max(1, bytes_per_step)
 
     @cached_property
     def _whole(self) -> Linearization:
         return self._linearize(self.parts[0])
 
     def _linearizations(self) -> Iterator[Linearization]:
-        if len(self.parts) == 1:
+        return self._linearizations_of(self.parts)
+
+    def _linearizations_of(self, parts: list[slice]) -> Iterator[Linearization]:
+        if len(parts) == 1:
             yield self._whole
             return
-        for part in self.parts:
+        for part in parts:
             yield self._linearize(part)
 
     def head(self) -> th.Tensor:
@@ -165,43 +174,31 @@ class SampleEstimates:
 
     def products(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
-        F̂X and Σ̂X from one pass: both need P = JX, and pull back HP/n and s_i(w_i - w̄)'/(n-1), with w_i = s_i'P_i.
+        F̂X and Σ̂X from one pass: both need P = JX, and pull back HP/n and s_i(w_i - w̄)'/(n-1), with w_i = s_i'P_i
+        and w̄ = ξ̄'X.
 
-        O(n·d·c) operations; never more than a chunk of columns at a time.
+        O(n·d·c) operations; never more than one part of the steps and a chunk of the columns at a time.
 
         :param matrix: X, shape ``(d, c)``
         :return: F̂X and Σ̂X, each of shape ``(d, c)``, column-major
         """
         n_columns = matrix.shape[1]
-        fisher = matrix.new_empty(n_columns, self.n_params).T
-        covariance = matrix.new_empty(n_columns, self.n_params).T
-        width = self._columns_at_once()
-        for start in range(0, n_columns, width):
-            columns = slice(start, min(start + width, n_columns))
-            fisher[:, columns], covariance[:, columns] = self._products_of_chunk(matrix[:, columns])
+        fisher = matrix.new_zeros(n_columns, self.n_params).T
+        covariance = matrix.new_zeros(n_columns, self.n_params).T
+        mean = self.gradient() @ matrix
+        steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, PRODUCT_GRAPH_BYTES // self._bytes_per_step))
+        width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 8 * self.n_params))
+        for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
+            for start in range(0, n_columns, width):
+                columns = slice(start, min(start + width, n_columns))
+                P = part.push_forward(matrix[:, columns])
+                deviations = (part.scores * P).sum(dim=-1) - mean[columns, None]
+                cotangents = [part.fisher_product(P) / self.n_steps]
+                cotangents.append(part.scores * (deviations / (self.n_steps - 1))[..., None])
+                pulled = part.pull_back(th.cat(cotangents))
+                fisher[:, columns] += pulled[:, : len(P)]
+                covariance[:, columns] += pulled[:, len(P) :]
         return fisher, covariance
-
-    def _columns_at_once(self) -> int:
-        bytes_per_column = self.parts[0].stop * self._bytes_per_step + 8 * self.n_params
-        return max(1, COLUMN_BYTES // bytes_per_column)
-
-    def _products_of_chunk(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        width = matrix.shape[1]
-        pushed = [part.push_forward(matrix) for part in self._linearizations()]
-        projected = [(part.scores * P).sum(dim=-1) for part, P in zip(self._linearizations(), pushed, strict=True)]
-        mean = _sum(w.sum(dim=1) for w in projected) / self.n_steps
-        pulled = _sum(
-            part.pull_back(
-                th.cat(
-                    [
-                        part.fisher_product(P) / self.n_steps,
-                        part.scores * ((w - mean[:, None]) / (self.n_steps - 1))[..., None],
-                    ]
-                )
-            )
-            for part, P, w in zip(self._linearizations(), pushed, projected, strict=True)
-        )
-        return pulled[:, :width], pulled[:, width:]
 
     def fisher_product(self, vector: th.Tensor) -> th.Tensor:
         """

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
-from sb3_uatrpo.core.estimates import SampleEstimates
+from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
+from sb3_uatrpo.core.layers import LayeredLinearization
+from sb3_uatrpo.plain_mlp import plain_actor
 from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, env_major, make_model
 from tests.reference import (
     DoubleMultiInputPolicy,
@@ -24,6 +26,11 @@ from tests.reference import (
 GSDE = {"use_sde": True}
 CASES = {
     **{name: {"action_space": name} for name in ACTION_SPACES},
+    "deep": {"action_space": "box", "policy_kwargs": {"net_arch": [4, 3, 2]}},
+    "relu": {"action_space": "multi_discrete", "policy_kwargs": {"net_arch": [5, 4], "activation_fn": th.nn.ReLU}},
+    "no_hidden_layer": {"action_space": "box_matrix", "policy_kwargs": {"net_arch": []}},
+    # parameters of an activation belong to no linear layer
+    "prelu": {"action_space": "box", "policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.PReLU}},
     "gsde": {"action_space": "box", **GSDE},
     "gsde_squashed": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "squash_output": True}},
     "gsde_expln": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "use_expln": True}},
@@ -52,7 +59,7 @@ def estimates_and_reference(name: str, n: int = 40):
     collect(model)
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
-    batch = Batch(obs, actions, advantages)
+    batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
     with model._policy_at_rest():
         params, n_bytes = model._find_actor_params([obs]), model._bytes_of_graph(batch[:2])
     d = sum(param.numel() for param in params)
@@ -116,18 +123,21 @@ def test_quadratic_forms(case):
 
 
 @settings(max_examples=15, deadline=None)
-@given(steps=st.integers(1, 60), columns=st.integers(1, 12))
-def test_chunks_do_not_matter(steps, columns):
+@given(steps=st.integers(1, 60), product_steps=st.integers(1, 60), columns=st.integers(1, 12))
+def test_chunks_do_not_matter(steps, product_steps, columns):
     """The memory bounds decide how the work is cut up, never what comes out."""
     whole, _ = CHUNK_CASE
     v = th.randn(whole.n_params, 5, generator=th.Generator().manual_seed(2), dtype=th.float64)
-    graph_bytes, column_bytes = module.GRAPH_BYTES, module.COLUMN_BYTES
+    limits = ("GRAPH_BYTES", "COLUMN_BYTES", "PRODUCT_STEPS", "PRODUCT_GRAPH_BYTES")
+    kept = {name: getattr(module, name) for name in limits}
+    uncut = whole.products(v)
     try:
         module.GRAPH_BYTES = steps * whole._bytes_per_step
-        module.COLUMN_BYTES = columns * 8 * whole.n_params
+        module.COLUMN_BYTES = columns * (8 * whole.n_params + product_steps * whole._bytes_per_step)
+        module.PRODUCT_STEPS, module.PRODUCT_GRAPH_BYTES = product_steps, 0
         cut = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, whole._bytes_per_step)
         assert len(cut.parts) == -(-whole.n_steps // min(steps, whole.n_steps))
-        for found, expected in zip(cut.products(v), whole.products(v), strict=True):
+        for found, expected in zip(cut.products(v), uncut, strict=True):
             close(found, expected.numpy())
         close(cut.gradient(), whole.gradient().numpy())
         close(cut.head(), whole.head().numpy())
@@ -135,7 +145,8 @@ def test_chunks_do_not_matter(steps, columns):
         close(cut.fisher_product(v[:, 0]), whole.fisher_product(v[:, 0]).numpy())
         assert cut.quadratic_forms(v[:, 0]) == pytest.approx(whole.quadratic_forms(v[:, 0]))
     finally:
-        module.GRAPH_BYTES, module.COLUMN_BYTES = graph_bytes, column_bytes
+        for name, value in kept.items():
+            setattr(module, name, value)
 
 
 CHUNK_CASE = estimates_and_reference("box")
@@ -151,3 +162,56 @@ def test_both_matrices_are_symmetric_and_positive_semidefinite(seed):
         assert gram[0, 1].item() == pytest.approx(gram[1, 0].item(), rel=1e-8, abs=1e-10)
         assert gram[0, 0] >= -1e-12
     assert min(estimates.quadratic_forms(x[:, 0])) >= 0.0
+
+
+LAYERED = [*ACTION_SPACES, "deep", "relu", "no_hidden_layer"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_chains_are_taken_apart_and_nothing_else_is(name):
+    estimates, _ = estimates_and_reference(name)
+    assert isinstance(estimates._whole, LayeredLinearization) == (name in LAYERED)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+@pytest.mark.parametrize("name", LAYERED)
+def test_taken_apart_or_not_the_products_are_the_same(name, columns):
+    estimates, _ = estimates_and_reference(name)
+    layered = estimates._whole
+    general = Linearization(layered.head, layered.params, layered.fisher_product, layered.scores)
+    generator = th.Generator().manual_seed(2)
+    X = th.randn(columns, estimates.n_params, generator=generator, dtype=th.float64).T
+    close(layered.push_forward(X), general.push_forward(X).numpy())
+    U = th.randn(columns, *layered.head.shape, generator=generator, dtype=th.float64)
+    close(layered.pull_back(U), general.pull_back(U).numpy())
+
+
+@pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])
+def test_frozen_parameters_of_a_plain_chain(frozen):
+    model = make_model(UATRPO, "box", n_projections=8)
+    collect(model)
+    names = [name for name, _ in model.policy.named_parameters()]
+    for name, param in model.policy.named_parameters():
+        if name == frozen or (frozen == "all_layers" and name != "log_std"):
+            param.requires_grad_(False)
+    obs, actions, advantages = env_major(model)
+    batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
+    with model._policy_at_rest():
+        params = model._find_actor_params([obs])
+        linearization = model._linearize(batch, params)
+    assert isinstance(linearization, LayeredLinearization)
+    assert len(names) > len(params)
+    general = Linearization(
+        linearization.head, linearization.params, linearization.fisher_product, linearization.scores
+    )
+    X = th.eye(sum(param.numel() for param in params), dtype=th.float64)
+    close(linearization.push_forward(X), general.push_forward(X).numpy())
+    U = th.randn(3, *linearization.head.shape, generator=th.Generator().manual_seed(0), dtype=th.float64)
+    close(linearization.pull_back(U), general.pull_back(U).numpy())
+
+
+def test_a_layer_that_somebody_listens_to_is_left_alone():
+    model = make_model(UATRPO, "box", n_projections=8)
+    assert plain_actor(model.policy) is not None
+    model.policy.action_net.register_forward_hook(lambda module, inputs, outputs: 2.0 * outputs)
+    assert plain_actor(model.policy) is None

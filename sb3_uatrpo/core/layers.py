@@ -1,0 +1,89 @@
+r"""
+Products with J and J' for heads that are a chain of linear layers with fixed functions between them.
+
+A layer z_i = Wx_i + b that a head h_i passes through once has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
+D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. With D and x at hand, a product with J or J' is one large matrix
+product for each layer, and a small one for each step; nothing travels through the network again for each column.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch as th
+
+from sb3_uatrpo.core.estimates import Linearization
+
+
+@dataclass(frozen=True)
+class Layer:
+    """
+    One layer at n steps, or the log standard deviations of a Gaussian, which act like the bias of a layer.
+
+    :param weight: place of W, shape ``(o, i)``, among the parameters, if it is one of them
+    :param bias: place of b, shape ``(o,)``, among the parameters, if it is one of them
+    :param inputs: x, shape ``(n, i)``
+    :param outputs: z, shape ``(n, o)``, with the graph from it to the head
+    :param jacobian: D, shape ``(n, k, o)``, if it is known without the graph
+    """
+
+    weight: int | None
+    bias: int | None
+    inputs: th.Tensor
+    outputs: th.Tensor
+    jacobian: th.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayeredLinearization(Linearization):
+    """
+    A linearisation whose parameters all belong to linear layers. The results are those of its base to float rounding.
+
+    :param layers: every parameter in exactly one of them
+    """
+
+    layers: tuple[Layer, ...] = ()
+
+    @cached_property
+    def _jacobians(self) -> list[th.Tensor]:
+        """D of each layer, shape ``(n, k, o)``; steps do not mix, so one cotangent for each of k serves all of them."""
+        n, k = self.head.shape
+        units = th.eye(k, dtype=self.head.dtype, device=self.head.device)[:, None].expand(k, n, k)
+        outputs = [layer.outputs for layer in self.layers if layer.jacobian is None]
+        found = iter(
+            th.autograd.grad(self.head, outputs, units, is_grads_batched=True, retain_graph=True) if outputs else ()
+        )
+        return [
+            next(found).transpose(0, 1).contiguous() if layer.jacobian is None else layer.jacobian
+            for layer in self.layers
+        ]
+
+    def pull_back(self, cotangents: th.Tensor) -> th.Tensor:
+        if len(cotangents) == 1 and "_jacobians" not in vars(self):
+            # one column is the policy gradient's, over many steps: cheaper than their D
+            return super().pull_back(cotangents)
+        width = len(cotangents)
+        rows: list[th.Tensor | None] = [None] * len(self.params)
+        by_step = cotangents.transpose(0, 1)
+        for layer, D in zip(self.layers, self._jacobians, strict=True):
+            at_outputs = by_step @ D
+            if layer.weight is not None:
+                rows[layer.weight] = (at_outputs.flatten(1).T @ layer.inputs).view(width, -1)
+            if layer.bias is not None:
+                rows[layer.bias] = at_outputs.sum(dim=0)
+        return th.cat([row for row in rows if row is not None], dim=1).T
+
+    def push_forward(self, tangents: th.Tensor) -> th.Tensor:
+        n, k = self.head.shape
+        width = tangents.shape[1]
+        pieces = tangents.T.split([param.numel() for param in self.params], dim=1)
+        products = tangents.new_zeros(n, width, k)
+        for layer, D in zip(self.layers, self._jacobians, strict=True):
+            n_outputs = D.shape[2]
+            changes = tangents.new_zeros(n, width, n_outputs)
+            if layer.weight is not None:
+                weights = pieces[layer.weight].reshape(width * n_outputs, -1)
+                changes = (layer.inputs @ weights.T).view(n, width, n_outputs)
+            if layer.bias is not None:
+                changes = changes + pieces[layer.bias]
+            products.baddbmm_(changes, D.transpose(1, 2))
+        return products.transpose(0, 1)

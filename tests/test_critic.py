@@ -1,0 +1,103 @@
+"""The critic's epochs beside a plain loop over RolloutBuffer.get with the optimizer as it is."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from torch.nn import functional as F
+
+from sb3_uatrpo import UATRPO
+from sb3_uatrpo.batch import rollout_batch
+from sb3_uatrpo.critic import fit_values
+from tests.helpers import DICT, SmallCombined, collect, make_model
+
+
+def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list[float], dict]:
+    """The policy's parameters and the losses after some epochs, by us or by the plain loop."""
+    policy, buffer = model.policy, model.rollout_buffer
+    actor = {id(param) for name, param in policy.named_parameters() if "value" not in name}
+    np.random.seed(5)
+    losses = []
+    if plain:
+        policy.set_training_mode(True)
+        for _ in range(epochs):
+            for samples in buffer.get(model.batch_size):
+                loss = F.mse_loss(policy.predict_values(samples.observations).flatten(), samples.returns)
+                policy.optimizer.zero_grad()
+                loss.backward()
+                for param in policy.parameters():
+                    if id(param) in actor:
+                        param.grad = None
+                policy.optimizer.step()
+                losses.append(loss.item())
+    else:
+        batch = rollout_batch(buffer, True)
+        params = tuple(param for param in policy.parameters() if id(param) in actor)
+        losses = fit_values(policy, batch, buffer, model.batch_size, epochs, params)
+    return [param.detach().numpy().copy() for param in policy.parameters()], losses, policy.optimizer.state_dict()
+
+
+OPTIMIZERS = {
+    "adam": {},
+    "adamw": {"optimizer_class": th.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1}},
+    "sgd": {"optimizer_class": th.optim.SGD},
+    "rmsprop": {"optimizer_class": th.optim.RMSprop},
+    "foreach": {"optimizer_kwargs": {"foreach": True}},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("observations", ["box", "dict"])
+def test_as_a_plain_loop(optimizer, observations):
+    kwargs = {"policy_kwargs": {"net_arch": [4], **OPTIMIZERS[optimizer]}}
+    if observations == "dict":
+        kwargs |= {"observation_space": DICT, "policy": "MultiInputPolicy"}
+        kwargs["policy_kwargs"] |= {"features_extractor_class": SmallCombined}
+    else:
+        kwargs |= {"policy": "MlpPolicy"}
+    model = make_model(UATRPO, "box", n_envs=2, double=False, n_projections=4, n_steps=45, **kwargs)
+    model.batch_size = 16  # 90 steps: the last minibatch is a truncated one
+    collect(model)
+    other = copy.deepcopy(model.policy)
+    ours, losses, state = trained(model, plain=False)
+    model.policy = other
+    theirs, their_losses, their_state = trained(model, plain=True)
+    assert losses == pytest.approx(their_losses, rel=1e-5)
+    for one, another in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
+    # the optimizer is left as it was found, so checkpoints are those of Stable-Baselines3
+    assert state["param_groups"] == their_state["param_groups"]
+    assert state["state"].keys() == their_state["state"].keys()
+    for place, of_param in their_state["state"].items():
+        for name, value in of_param.items():
+            if isinstance(value, th.Tensor):
+                th.testing.assert_close(state["state"][place][name], value, rtol=1e-4, atol=1e-6)
+
+
+class Reversed(RolloutBuffer):
+    """Every epoch the same, backwards."""
+
+    def get(self, batch_size=None):
+        samples = next(super().get(None))
+        yield type(samples)(*(tensor.flip(0) for tensor in samples))
+
+
+def test_a_buffer_with_samples_of_its_own_is_asked():
+    model = make_model(UATRPO, "box", double=False, policy="MlpPolicy", n_projections=4, rollout_buffer_class=Reversed)
+    collect(model)
+    losses = trained(model, plain=False, epochs=4)[1]
+    assert len(losses) == 4
+
+
+def test_a_critic_without_parameters_of_its_own():
+    model = make_model(UATRPO, "box", double=False, policy="MlpPolicy", n_projections=4)
+    collect(model)
+    everything = tuple(model.policy.parameters())
+    before = [param.detach().clone() for param in everything]
+    assert (
+        fit_values(model.policy, rollout_batch(model.rollout_buffer, True), model.rollout_buffer, 16, 2, everything)
+        == []
+    )
+    assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))

@@ -1,0 +1,244 @@
+"""Rollouts that judge afterwards, beside Stable-Baselines3's own."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
+from torch import nn
+
+from sb3_uatrpo import UATRPO
+from sb3_uatrpo.rollouts import DeferredTensor, can_judge_later
+from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, make_model
+
+SQUASHED = {"net_arch": [4], "squash_output": True}
+SEPARATE = {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False}
+CASES = {
+    **{name: {"action_space": name} for name in ACTION_SPACES},
+    "relu": {"action_space": "box", "policy_kwargs": {"activation_fn": nn.ReLU, "net_arch": {"pi": [5, 4], "vf": [3]}}},
+    "no_hidden_layer": {"action_space": "box", "policy_kwargs": {"net_arch": []}},
+    "gsde": {"action_space": "box", "use_sde": True, "sde_sample_freq": 3},
+    "gsde_squashed": {"action_space": "box", "use_sde": True, "policy_kwargs": SQUASHED},
+    "discrete_observations": {"action_space": "box", "observation_space": spaces.Discrete(5)},
+    "multi_discrete_observations": {"action_space": "box", "observation_space": spaces.MultiDiscrete([2, 3])},
+    "float64_observations": {"action_space": "box", "observation_space": spaces.Box(-1.0, 1.0, (2, 3), np.float64)},
+    "image": {"action_space": "discrete", "observation_space": IMAGE, "policy_kwargs": SEPARATE},
+    "flattened_image": {"action_space": "box", "observation_space": IMAGE},
+    "dict": {
+        "action_space": "box",
+        "observation_space": DICT,
+        "policy": MultiInputActorCriticPolicy,
+        "policy_kwargs": {"net_arch": [3], "features_extractor_class": SmallCombined},
+    },
+}
+ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
+
+
+class Watch(BaseCallback):
+    """Keeps what a callback can see, and may stop the rollout."""
+
+    def __init__(self, stop_at: int | None = None):
+        super().__init__()
+        self.seen: list[dict] = []
+        self.stop_at = stop_at
+
+    def _on_step(self) -> bool:
+        self.seen.append({key: self.locals[key] for key in ("values", "log_probs", "actions", "clipped_actions")})
+        return len(self.seen) != self.stop_at
+
+
+def rollout(fast: bool, n_envs: int = 3, stop_at: int | None = None, cls=UATRPO, **kwargs):
+    """A model after one rollout, and what a callback saw of it."""
+    kwargs = {"policy": "MlpPolicy", **kwargs}
+    model = make_model(cls, n_envs=n_envs, double=False, n_projections=4, fast_rollouts=fast, **kwargs)
+    model._setup_learn(10**9)
+    watch = Watch(stop_at)
+    callback = CallbackList([watch])
+    callback.init_callback(model)
+    th.manual_seed(3)
+    for env in model.env.envs:
+        env.reset(seed=1)
+    ended = model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    assert ended == (stop_at is None)
+    return model, watch.seen
+
+
+def assert_same_buffers(mine: RolloutBuffer, theirs: RolloutBuffer) -> None:
+    assert mine.pos == theirs.pos
+    for name in ARRAYS:
+        ours, others = getattr(mine, name), getattr(theirs, name)
+        pairs = [(ours[key], others[key]) for key in others] if isinstance(others, dict) else [(ours, others)]
+        exact = name in ("observations", "actions", "episode_starts")
+        for one, other in pairs:
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=0 if exact else 2e-5, atol=0 if exact else 2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_the_buffer_is_that_of_stable_baselines3(case, n_envs):
+    model, _ = rollout(True, n_envs, **CASES[case])
+    after_ours = th.get_rng_state()
+    reference, _ = rollout(False, n_envs, **CASES[case])
+    assert can_judge_later(model.policy, model.rollout_buffer)
+    assert_same_buffers(model.rollout_buffer, reference.rollout_buffer)
+    # the same draws in the same number, and the same episodes ended or cut off
+    assert th.equal(after_ours, th.get_rng_state())
+    assert model.num_timesteps == reference.num_timesteps
+    assert [dict(info, t=0) for info in model.ep_info_buffer] == [dict(info, t=0) for info in reference.ep_info_buffer]
+    assert reference.rollout_buffer.episode_starts.sum() > n_envs
+
+
+@pytest.mark.parametrize("case", ["box", "discrete", "gsde", "dict", "image"])
+def test_callbacks_see_the_true_numbers(case):
+    model, seen = rollout(True, **CASES[case])
+    _, theirs = rollout(False, **CASES[case])
+    values, log_probs = model.rollout_buffer.values.copy(), model.rollout_buffer.log_probs.copy()
+    assert len(seen) == len(theirs) == model.n_steps
+    model.train()  # numbers of the policy that acted, also when they are read after it moved
+    for step, (ours, others) in enumerate(zip(seen, theirs, strict=True)):
+        assert isinstance(ours["values"], DeferredTensor)
+        assert ours["values"].shape == others["values"].shape
+        assert ours["log_probs"].shape == others["log_probs"].shape
+        np.testing.assert_array_equal(ours["values"].flatten().numpy(), values[step])
+        np.testing.assert_array_equal(np.asarray(ours["log_probs"]), log_probs[step])
+        np.testing.assert_allclose(ours["values"].numpy(), others["values"].numpy(), rtol=2e-5, atol=2e-5)
+        np.testing.assert_array_equal(ours["actions"].reshape(others["actions"].shape), others["actions"])
+        np.testing.assert_array_equal(ours["clipped_actions"], others["clipped_actions"])
+
+
+class ReadAtOnce(BaseCallback):
+    def __init__(self):
+        super().__init__()
+        self.values: list[np.ndarray] = []
+        self.log_probs: list[np.ndarray] = []
+
+    def _on_step(self) -> bool:
+        self.values.append(self.locals["values"].clone().cpu().numpy())
+        self.log_probs.append(self.locals["log_probs"].clone().cpu().numpy())
+        return True
+
+
+@pytest.mark.parametrize("case", ["box", "multi_discrete", "gsde_squashed"])
+def test_a_callback_may_read_at_every_step(case):
+    kept = []
+    for fast in (True, False):
+        model = make_model(UATRPO, n_envs=2, double=False, policy="MlpPolicy", fast_rollouts=fast, **CASES[case])
+        reader = ReadAtOnce()
+        th.manual_seed(0)
+        model.learn(2 * model.n_steps, callback=reader)
+        kept.append((np.array(reader.values), np.array(reader.log_probs), model.rollout_buffer.actions))
+    for ours, others in zip(*kept, strict=True):
+        np.testing.assert_allclose(ours, others, rtol=1e-4, atol=1e-4)
+
+
+def test_a_deferred_tensor_is_a_tensor():
+    calls = []
+
+    def look_up():
+        calls.append(1)
+        return th.tensor([[1.0], [2.0]])
+
+    deferred = DeferredTensor(look_up)
+    assert not calls
+    assert isinstance(deferred, th.Tensor)
+    assert deferred.shape == (2, 1)
+    assert (deferred + 1).tolist() == [[2.0], [3.0]]
+    assert type(deferred + 1) is th.Tensor
+    assert deferred.mean().item() == 1.5
+    assert float(deferred[1]) == 2.0
+    assert np.array_equal(np.asarray(deferred), [[1.0], [2.0]])
+    assert th.cat([deferred, deferred]).shape == (4, 1)
+    assert repr(deferred) == repr(look_up())
+    for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
+        assert type(copied) is th.Tensor
+        assert copied.tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("stop_at", [1, 7])
+@pytest.mark.parametrize("case", ["box", "dict"])
+def test_stopped_early(case, stop_at):
+    model, seen = rollout(True, stop_at=stop_at, **CASES[case])
+    reference, theirs = rollout(False, stop_at=stop_at, **CASES[case])
+    assert model.rollout_buffer.pos == stop_at - 1
+    assert_same_buffers(model.rollout_buffer, reference.rollout_buffer)
+    # the step at which it stopped is in no buffer, yet it was seen
+    np.testing.assert_allclose(seen[-1]["values"].numpy(), theirs[-1]["values"].numpy(), rtol=1e-5, atol=1e-5)
+
+
+class OwnForward(ActorCriticPolicy):
+    calls = 0
+
+    def forward(self, obs, deterministic=False):
+        type(self).calls += 1
+        return super().forward(obs, deterministic)
+
+
+class OwnValues(ActorCriticPolicy):
+    def predict_values(self, obs):
+        return super().predict_values(obs)
+
+
+class OwnAdd(RolloutBuffer):
+    def add(self, *args):
+        assert args[-1].isfinite().all()
+        super().add(*args)
+
+
+def test_what_is_not_standard_is_left_to_stable_baselines3():
+    model, seen = rollout(True, action_space="box", policy=OwnForward)
+    assert OwnForward.calls == model.n_steps
+    assert not isinstance(seen[0]["values"], DeferredTensor)
+    model, seen = rollout(False, action_space="box")
+    assert not isinstance(seen[0]["values"], DeferredTensor)
+    for changed in (
+        {"policy": OwnValues},
+        {"rollout_buffer_class": OwnAdd},
+    ):
+        model, seen = rollout(True, action_space="box", **changed)
+        assert not can_judge_later(model.policy, model.rollout_buffer)
+        assert not isinstance(seen[0]["values"], DeferredTensor)
+    hooked, _ = rollout(True, action_space="box")
+    hooked.policy.register_forward_hook(lambda *args: None)
+    assert not can_judge_later(hooked.policy, hooked.rollout_buffer)
+    patched, _ = rollout(True, action_space="box")
+    patched.policy.predict_values = patched.policy.predict_values
+    assert not can_judge_later(patched.policy, patched.rollout_buffer)
+
+
+def test_a_hook_within_the_network_is_called():
+    model = make_model(UATRPO, "box", double=False, policy="MlpPolicy", n_projections=4)
+    calls = []
+    model.policy.action_net.register_forward_hook(lambda *args: calls.append(1))
+    model._setup_learn(10**9)
+    callback = CallbackList([])
+    callback.init_callback(model)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    assert len(calls) >= model.n_steps
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("case", ["box", "discrete", "gsde"])
+def test_an_action_that_is_not_a_number_never_reaches_the_environment(case, fast):
+    model, _ = rollout(fast, n_envs=1, **CASES[case])
+    with th.no_grad():
+        model.policy.action_net.bias.fill_(th.nan)
+    before = model.num_timesteps
+    callback = CallbackList([])
+    callback.init_callback(model)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    assert model.num_timesteps == before
+
+
+def test_one_more_after_load(tmp_path):
+    """The switch is saved with the model."""
+    model, _ = rollout(False, action_space="box")
+    model.save(tmp_path / "model")
+    assert UATRPO.load(tmp_path / "model").fast_rollouts is False
