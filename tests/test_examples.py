@@ -1,5 +1,6 @@
 """Every example runs, shortened, as a user would start it: a script, from another folder."""
 
+import json
 import os
 import shlex
 import signal
@@ -138,3 +139,21 @@ def test_benchmark_startup(tmp_path):
     output = run(tmp_path, "benchmark_startup.py", "--starts", "3", "--imports", "2")
     assert output.count("difference") == 2
     assert "at least 2" in run(tmp_path, "benchmark_startup.py", "--starts", "1", code=2)
+
+
+def test_benchmark_speed(tmp_path):
+    """Every contender and every stage; what the clocks say is not asserted."""
+    output = run(tmp_path, "benchmark_speed.py", "--env", "Hopper-v4", "--repetitions", "2", "--warm-up", "1")
+    for name in ("UATRPO", "MatchedTRPO", "TRPO", "PPO", "A2C", "bare environment", "matrix products"):
+        assert f" {name} " in output
+    assert (tmp_path / "runs" / "speed" / "speed.png").stat().st_size > 10_000
+    records = json.loads((tmp_path / "runs" / "speed" / "speed.json").read_text())
+    assert all(stages["critic"] > 0 and stages["env"] > 0 for stages in records["breakdown"])
+    assert "at least 1" in run(tmp_path, "benchmark_speed.py", "--repetitions", "0", code=2)
+
+
+def test_benchmark_scaling(tmp_path):
+    output = run(tmp_path, "benchmark_scaling.py", "--most-steps", "1000")
+    assert "exponent" not in output.splitlines()[0]
+    assert "projections (m)" in output
+    assert len(json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())) > 10

@@ -97,17 +97,17 @@ class Sketch:
 
         Y_F ← βY_F + (1-β)F̂Ω, Y_Σ ← βY_Σ + (1-β)Σ̂Ω, Y = (Y_F + c·R_n²·Y_Σ)/(1-β^{k+1}).
 
-        :param fisher: F̂Ω, shape ``(d, m)``, finite
+        :param fisher: F̂Ω, shape ``(d, m)``, finite; its memory is reused for Y, which may be as large as the averages
         :param covariance: Σ̂Ω, shape ``(d, m)``, finite
         :param coefficient: c·R_n² of the current batch
         :return: Y, shape ``(d, m)``
         """
         if self.ema_beta == 0.0:
-            return fisher.add(covariance, alpha=coefficient)
+            return fisher.add_(covariance, alpha=coefficient)
         self.y_fisher.lerp_(fisher, 1.0 - self.ema_beta)
         self.y_covariance.lerp_(covariance, 1.0 - self.ema_beta)
         self.ema_weight.lerp_(th.ones_like(self.ema_weight), 1.0 - self.ema_beta)
-        return self.y_fisher.add(self.y_covariance, alpha=coefficient).div_(self.ema_weight.item())
+        return th.add(self.y_fisher, self.y_covariance, alpha=coefficient, out=fisher).div_(self.ema_weight.item())
 
     def state_dict(self) -> dict[str, th.Tensor]:
         """

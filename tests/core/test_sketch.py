@@ -122,12 +122,12 @@ def test_a_state_of_another_d_waits_for_the_update():
 @pytest.mark.parametrize("betas", [(0.9, 0.0), (0.0, 0.9)])
 def test_averages_are_dropped_where_the_other_side_has_none(betas):
     one, other = (ready(beta, seed=i) for i, beta in enumerate(betas))
-    one.advance(one.omega, one.omega, 1.0)
+    one.advance(one.omega.clone(), one.omega, 1.0)
     other.load_state_dict(one.state_dict())
     assert th.equal(other.omega, one.omega)
     assert other.y_fisher.shape == ((6, 4) if betas[1] else (0, 0))
     assert other.ema_weight.item() == 0.0
-    found = other.advance(other.omega, other.omega, 1.0)
+    found = other.advance(other.omega.clone(), other.omega, 1.0)
     assert found.numpy() == pytest.approx(2 * other.omega.numpy())
 
 

@@ -1,0 +1,277 @@
+"""
+Steps per second of UATRPO beside what is used today, and where the time of an update goes.
+
+    OMP_NUM_THREADS=1 python examples/benchmark_speed.py
+
+UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C learn in turns, one update at a time, with equal batches, critics
+and networks, so that a slower or faster moment of the machine meets all of them. Medians and ranges over the updates;
+ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of the same round. Then each of our updates is timed
+once more with a clock in every stage. Beside them: the bare environment loop, which no algorithm can beat, and the
+matrix products that an update of UATRPO cannot do without.
+
+Prints the tables, writes them as JSON, and draws a picture.
+"""
+
+import argparse
+import json
+import platform
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gymnasium as gym
+import matplotlib
+import mujoco
+import numpy as np
+import pandas as pd
+import sb3_contrib
+import stable_baselines3
+import torch as th
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
+
+import sb3_uatrpo
+from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
+from sb3_uatrpo.core.estimates import SampleEstimates
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+# The paper's tasks are the old versions, and Gymnasium says so each time one is made
+warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
+
+N_STEPS = 1000
+SHARED: dict[str, Any] = {"n_steps": N_STEPS, "gamma": 0.995, "gae_lambda": 0.97, "seed": 0, "device": "cpu"}
+CRITIC: dict[str, Any] = {"batch_size": 50, "n_critic_updates": 5}
+CONTENDERS: dict[str, Callable[[Any], OnPolicyAlgorithm]] = {
+    "UATRPO": lambda env: UATRPO("MlpPolicy", env, **SHARED, **CRITIC),
+    "MatchedTRPO": lambda env: MatchedTRPO("MlpPolicy", env, **SHARED, **CRITIC),
+    "TRPO": lambda env: sb3_contrib.TRPO(
+        "MlpPolicy", env, **SHARED, **CRITIC, sub_sampling_factor=10, cg_max_steps=20, target_kl=0.01
+    ),
+    "PPO": lambda env: PPO("MlpPolicy", env, **SHARED, batch_size=50, n_epochs=10),
+    "A2C": lambda env: A2C("MlpPolicy", env, **SHARED),
+}
+OURS = ("UATRPO", "MatchedTRPO")
+STAGES = ("env", "policy", "buffer", "products", "basis", "line search", "critic")
+
+
+class Clock:
+    """Adds up the wall time of the functions that it was put around; a function within another counts for itself."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._within: list[float] = []
+
+    def around(self, stage: str, function: Callable) -> Callable:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            self._within.append(0.0)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                passed = time.perf_counter() - start
+                self.seconds[stage] += passed - self._within.pop()
+                if self._within:
+                    self._within[-1] += passed
+
+        return timed
+
+
+def make_env(env_id: str) -> VecNormalize:
+    return VecNormalize(make_vec_env(env_id, seed=0), norm_reward=False, gamma=SHARED["gamma"])
+
+
+def one_update(model: OnPolicyAlgorithm) -> tuple[float, float]:
+    """Learn for one rollout and one update: seconds in all, and in ``train()`` alone."""
+    own = Clock()
+    with mock.patch.object(model, "train", own.around("train", model.train)):
+        start = time.perf_counter()
+        model.learn(N_STEPS, reset_num_timesteps=False, log_interval=10**9)
+        total = time.perf_counter() - start
+    return total, own.seconds["train"]
+
+
+@contextmanager
+def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[None]:
+    """While this lasts, the stages of one of our algorithms report to the clock."""
+    places: list[tuple[Any, str, str]] = [
+        (model.env, "step", "env"),
+        (model.rollout_buffer, "add", "buffer"),
+        (model.rollout_buffer, "compute_returns_and_advantage", "buffer"),
+        (rollouts._Judgement, "fill", "policy"),
+        (SampleEstimates, "products", "products"),
+        (SampleEstimates, "gradient", "products"),
+        (SampleEstimates, "fisher_product", "products"),
+        (SampleEstimates, "quadratic_forms", "products"),
+        (uatrpo, "subspace_direction", "basis"),
+        (trust_region_algorithm.TrustRegionAlgorithm, "_search", "line search"),
+        (trust_region_algorithm, "fit_values", "critic"),
+    ]
+    sampler_of = rollouts.sampler_of
+    patches: list[Any] = [
+        mock.patch.object(rollouts, "sampler_of", lambda policy: clock.around("policy", sampler_of(policy)))
+    ]
+    # a buffer whose add is not its class's own would be collected by Stable-Baselines3
+    patches.append(mock.patch.object(rollouts, "can_judge_later", return_value=True))
+    patches += [
+        mock.patch.object(owner, name, clock.around(stage, getattr(owner, name))) for owner, name, stage in places
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def bare_env_seconds(env_id: str) -> float:
+    """N_STEPS of the environment alone, with random actions drawn beforehand."""
+    env = gym.make(env_id)
+    env.reset(seed=0)
+    actions = [env.action_space.sample() for _ in range(N_STEPS)]
+    start = time.perf_counter()
+    for action in actions:
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+    return time.perf_counter() - start
+
+
+def matrix_product_seconds(model: UATRPO) -> float:
+    """JΩ and both products with J' as one matrix product each, and the two float64 products of the basis."""
+    d, m = model.sketch.shape
+    n = N_STEPS // model.sub_sampling_factor
+    rows, omega, back = th.randn(n, d), th.randn(d, m), th.randn(n, m)
+    exact = th.randn(d, m, dtype=th.float64)
+    start = time.perf_counter()
+    rows @ omega
+    for _ in range(2):
+        rows.T @ back
+    for _ in range(2):
+        exact.T @ exact
+    return time.perf_counter() - start
+
+
+def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The contenders in turns: a row for each of them, and a row for each of our breakdowns."""
+    models = {name: make(make_env(env_id)) for name, make in CONTENDERS.items()}
+    for model in models.values():
+        model.learn(warm_up * N_STEPS)
+    totals: dict[str, list[float]] = defaultdict(list)
+    trains: dict[str, list[float]] = defaultdict(list)
+    bare, bound = [], []
+    for _ in range(repetitions):
+        bare.append(bare_env_seconds(env_id))
+        bound.append(matrix_product_seconds(models["UATRPO"]))  # type: ignore[arg-type]
+        for name, model in models.items():
+            total, train = one_update(model)
+            totals[name].append(total)
+            trains[name].append(train)
+
+    def ratio(ours: list[float], theirs: list[float]) -> float:
+        return float(np.median(np.divide(ours, theirs)))
+
+    rows = [
+        {
+            "task": env_id,
+            "algorithm": name,
+            "steps/s": N_STEPS / np.median(totals[name]),
+            "slowest": N_STEPS / np.max(totals[name]),
+            "fastest": N_STEPS / np.min(totals[name]),
+            "of TRPO": ratio(totals[name], totals["TRPO"]),
+            "of PPO": ratio(totals[name], totals["PPO"]),
+            "train() ms": 1e3 * np.median(trains[name]),
+            "train() of TRPO": ratio(trains[name], trains["TRPO"]),
+        }
+        for name in models
+    ]
+    bare_speed = {"steps/s": N_STEPS / np.median(bare), "slowest": N_STEPS / max(bare), "fastest": N_STEPS / min(bare)}
+    rows.append({"task": env_id, "algorithm": "bare environment", **bare_speed})
+    rows.append({"task": env_id, "algorithm": "matrix products", "train() ms": 1e3 * np.median(bound)})
+
+    breakdowns = []
+    for name in OURS:
+        clock = Clock()
+        with clocks_in_every_stage(models[name], clock):
+            total = sum(one_update(models[name])[0] for _ in range(repetitions))
+        stages = {stage: 1e3 * clock.seconds[stage] / repetitions for stage in STAGES}
+        rest = 1e3 * total / repetitions - sum(stages.values())
+        breakdowns.append({"task": env_id, "algorithm": name, **stages, "rest": rest})
+    return pd.DataFrame(rows), pd.DataFrame(breakdowns)
+
+
+def draw(table: pd.DataFrame, breakdown: pd.DataFrame, picture: Path) -> None:
+    """Speeds with their ranges, and the stages of our updates."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    environments = list(table["task"].unique())
+    speeds = table.dropna(subset=["steps/s"])
+    names = list(speeds["algorithm"].unique())
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        own = speeds[speeds["algorithm"] == name].set_index("task").loc[environments]
+        errors = np.abs(own[["slowest", "fastest"]].to_numpy().T - own["steps/s"].to_numpy())
+        places = np.arange(len(environments)) + (i - (len(names) - 1) / 2) * width
+        color = "lightgrey" if name == "bare environment" else f"C{i}"
+        left.bar(places, own["steps/s"], width, yerr=errors, label=name, color=color, error_kw={"elinewidth": 0.8})
+    left.set_xticks(range(len(environments)), environments)
+    left.set(ylabel="environment steps per second", title="median, slowest and fastest update")
+    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.08), ncols=3)
+    labels = breakdown["task"].str.replace("-v4", "") + "\n" + breakdown["algorithm"]
+    bottom = np.zeros(len(breakdown))
+    for i, stage in enumerate([*STAGES, "rest"]):
+        right.bar(labels, breakdown[stage], bottom=bottom, label=stage, color=f"C{i}")
+        bottom += breakdown[stage].to_numpy()
+    right.set(ylabel=f"ms for {N_STEPS} steps and one update", title="where the time goes")
+    right.tick_params(axis="x", labelsize=7)
+    right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    for ax in (left, right):
+        ax.grid(axis="y", alpha=0.3)
+        ax.set_axisbelow(True)
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
+    parser.add_argument("--repetitions", type=int, default=15, help="updates of each contender")
+    parser.add_argument("--warm-up", type=int, default=5, help="updates before")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
+    args = parser.parse_args()
+    for env_id in args.env:
+        if env_id not in gym.registry:
+            parser.error(f"--env: Gymnasium knows no environment {env_id!r}")
+    for name in ("repetitions", "warm_up", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(args, name)}")
+    th.set_num_threads(args.threads)
+    args.folder.mkdir(parents=True, exist_ok=True)
+
+    measured = [measure(env_id, args.repetitions, args.warm_up) for env_id in args.env]
+    table = pd.concat([rows for rows, _ in measured], ignore_index=True)
+    breakdown = pd.concat([rows for _, rows in measured], ignore_index=True)
+    versions = {m.__name__: m.__version__ for m in (sb3_uatrpo, stable_baselines3, sb3_contrib, th, gym, mujoco, np)}
+    about = {"python": platform.python_version(), "machine": platform.machine(), "threads": args.threads, **versions}
+    with pd.option_context("display.width", 200, "display.float_format", "{:.2f}".format):
+        print(table.to_string(index=False, na_rep="", float_format="{:.2f}".format))
+        print(f"\nms for {N_STEPS} steps and one update")
+        print(breakdown.to_string(index=False, float_format="{:.1f}".format))
+    print("\n" + ", ".join(f"{name} {version}" for name, version in about.items()))
+    records = {"about": about, "speed": table.to_dict("records"), "breakdown": breakdown.to_dict("records")}
+    (args.folder / "speed.json").write_text(json.dumps(records, indent=1, default=float) + "\n")
+    draw(table, breakdown, args.folder / "speed.png")
+    print(f"written: {args.folder / 'speed.json'} and {args.folder / 'speed.png'}")
+
+
+if __name__ == "__main__":
+    main()
