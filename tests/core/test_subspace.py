@@ -74,12 +74,38 @@ def test_laws(solver, d, m, seed, data):
 def test_the_implicit_basis_is_orthonormal(d, m, seed):
     """Q = YW has orthonormal columns and spans the range of Y, though it is never formed."""
     Y = np.random.default_rng(seed).normal(size=(d, m))
-    R = module._triangular_factor(th.as_tensor(Y))
-    _, S, Vh = th.linalg.svd(R, full_matrices=False)
+    S, Vh = module._exact_singular_values(th.as_tensor(Y))
     kept = S > S[0] * max(d, m) * module.RESOLUTION
     Q = Y @ (Vh[kept].T / S[kept]).numpy()
     assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-9)
     assert Q @ (Q.T @ Y) == pytest.approx(Y, abs=1e-5 * max(d, m))
+
+
+@settings(max_examples=10, deadline=None)
+@given(d=st.integers(840, 3000), m=st.integers(1, 40), decades=st.floats(0.0, 6.0), seed=st.integers(0, 10_000))
+def test_the_basis_from_the_gram_matrix_is_orthonormal_above_the_cut(d, m, decades, seed):
+    """Many parameters: S and V come from Y'Y, which is exact enough for every singular value that is kept."""
+    generator = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(generator.normal(size=(rows, m)))[0] for rows in (d, m))
+    spectrum = np.logspace(0.0, -decades, m)
+    Y = (left * spectrum) @ right.T
+    cut = max(d, m) * module.RESOLUTION
+    assert cut > module.CUT_FOR_GRAM
+    S, Vh = module._singular_values(th.as_tensor(Y.T @ Y))
+    kept = (S > S[0] * cut).numpy()
+    assert S.numpy()[kept] == pytest.approx(spectrum[kept], rel=1e-7)
+    Q = Y @ (Vh[kept].T / S[kept]).numpy()
+    assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-7)
+
+
+@pytest.mark.parametrize("solver", module.PROJECTION_SOLVERS)
+def test_from_the_gram_matrix_or_from_a_qr_decomposition_the_direction_is_the_same(solver, monkeypatch):
+    M, omega, g = problem(900, 20, 15, 0)
+    by_gram = direction(M, omega, g, solver)
+    monkeypatch.setattr(module, "CUT_FOR_GRAM", np.inf)
+    exact = direction(M, omega, g, solver)
+    assert by_gram.rank == exact.rank
+    assert by_gram.direction.numpy() == pytest.approx(exact.direction.numpy(), rel=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 30, 1000])
