@@ -121,7 +121,8 @@ def _cross_products(lefts: list[th.Tensor], right: th.Tensor) -> list[th.Tensor]
     sizes = [left.shape[1] for left in lefts]
     total = th.zeros(sum(sizes), right.shape[1], dtype=th.float64, device=right.device)
     for rows in _row_blocks(right):
-        total += th.cat([left[rows] for left in lefts], dim=1).double().T @ right[rows].double()
+        # the matrices are column-major: their transposes lie in memory as the product wants them
+        total.addmm_(th.cat([left[rows].T for left in lefts]).double(), right[rows].double())
     return list(total.cpu().split(sizes))
 
 
