@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+try:
+    import click
+except ImportError:
+    sys.exit('this needs what pip install "sb3_uatrpo[study]" brings')
 
 from sb3_uatrpo.study.errors import StudyError
 
@@ -241,6 +244,9 @@ def main() -> None:
         sys.exit(2)
     except StudyError as error:
         click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        click.echo(f'Error: {error}; pip install "sb3_uatrpo[study]" brings what a study needs', err=True)
         sys.exit(2)
     except click.Abort:
         sys.exit(130)

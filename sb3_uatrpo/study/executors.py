@@ -22,6 +22,7 @@ Say = Callable[[str], None]
 
 # How much of a failed run's own output is kept
 OUTPUT_CHARACTERS = 2000
+OUTPUT_HEADING = "\nThe last that it printed:\n"
 
 
 class Executor(Protocol):
@@ -137,12 +138,22 @@ def run_in_child(spec: RunSpec, steps: Any, scratch: str) -> Record:
             shutil.rmtree(scratch, ignore_errors=True)
             os._exit(1)
 
+    return run_quietly(spec, report)
+
+
+def run_quietly(spec: RunSpec, report: Callable[[int], None]) -> Record:
+    """
+    Run without a word, since the terminal belongs to the driver's display.
+
+    :param spec: what to run
+    :param report: called now and then with the steps done so far
+    :return: the run's record; if it failed, with the last that it printed
+    """
     output = _Tail()
-    # the terminal belongs to the driver's display
     with redirect_stdout(output), redirect_stderr(output):
         record = run_one(spec, report)
     if record.traceback and output.text:
-        record = replace(record, traceback=f"{record.traceback}\nThe last that it printed:\n{output.text}")
+        record = replace(record, traceback=record.traceback + OUTPUT_HEADING + output.text)
     return record
 
 

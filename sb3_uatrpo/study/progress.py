@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sb3_uatrpo.study.executors import OUTPUT_HEADING
 from sb3_uatrpo.study.record import Record
 
 
@@ -100,6 +101,6 @@ def last_line(record: Record) -> str:
     :param record: of a run
     :return: what its traceback says in the end, ``""`` if there is none
     """
-    said = (record.traceback or "").partition("\nThe last that it printed:\n")[0]
+    said = (record.traceback or "").partition(OUTPUT_HEADING)[0]
     lines = said.strip().splitlines()
     return lines[-1] if lines else ""

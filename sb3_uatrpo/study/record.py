@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +157,7 @@ def _rounded(values: Any) -> Any:
         return {name: _rounded(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [_rounded(value) for value in values]
-    if isinstance(values, Real) and not isinstance(values, (bool, int)):
+    if isinstance(values, float):
         return float(f"{values:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(values) else None
     return values
 

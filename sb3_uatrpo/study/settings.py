@@ -209,13 +209,13 @@ def _variants(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, An
     axes = []
     for name, values in vary.items():
         short = SHORT_NAMES.get(name, name)
-        plain = [("", {}) if name == "adversarial_noise" and value == 0 else None for value in values]
-        axes.append(
-            [
-                named or (f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}", {name: value})
-                for named, value in zip(plain, values, strict=True)
-            ]
-        )
+        axis: list[tuple[str, dict[str, Any]]] = []
+        for value in values:
+            if name == "adversarial_noise" and value == 0:
+                axis.append(("", {}))
+            else:
+                axis.append((f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}", {name: value}))
+        axes.append(axis)
     return [
         (
             ",".join(label for label, _ in combination if label),
