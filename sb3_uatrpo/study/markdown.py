@@ -86,7 +86,7 @@ def _runs(results: Results) -> Iterator[str]:
                 len(group.failed),
                 f"{group.spec.n_timesteps:,}",
                 _seeds(group.records),
-                f"{sum(record.wall_time for record in group.records) / 3600:.2f}",
+                f"{sum(record.wall_time for record in group.records) / 3600:.2g}",
             ]
             for group in results.all_groups
         ],
@@ -122,12 +122,12 @@ def _returns(results: Results) -> Iterator[str]:
 
 def _return_row(group: Group, kappa: float) -> list[Any]:
     returns = group.final_returns
-    mean, interval = _estimate(statistics.bootstrap_mean(returns))
+    _, interval = _estimate(statistics.bootstrap_mean(returns))
     _, evaluations = group.evaluations
     return [
         *_names(group),
         len(returns),
-        f"{mean} ± {_number(float(statistics.standard_error(returns)))}",
+        _mean_and_error(returns),
         interval,
         *_estimate(statistics.bootstrap_cvar(returns, kappa)),
         _count(statistics.runs_behind_cvar(len(returns), kappa), "run"),
@@ -284,7 +284,8 @@ def _estimate(estimate: Estimate, digits: int | None = None) -> list[str]:
 
 
 def _mean_and_error(values: statistics.Array) -> str:
-    return f"{_number(float(values.mean()))} ± {_number(float(statistics.standard_error(values)))}"
+    error = f" ± {_number(float(statistics.standard_error(values)))}" if len(values) > 1 else ""
+    return _number(float(values.mean())) + error
 
 
 def _count(n: int, noun: str) -> str:

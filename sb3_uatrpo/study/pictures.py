@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sb3_uatrpo.study import plots
 from sb3_uatrpo.study.groups import Group
 from sb3_uatrpo.study.results import Panel, Results
-from sb3_uatrpo.study.statistics import Array
+from sb3_uatrpo.study.statistics import Array, Estimate
 
 FORMATS = ("png", "svg")
 
@@ -62,11 +62,11 @@ def _draw(
     draw: Callable[[Axes, Panel], Any],
     legend: bool = True,
     size: tuple[float, float] = (3.6, 2.7),
-    share: str = "y",
+    share: str | None = "y",
 ) -> Figure:
     """
     One panel for each environment and variant. If there are variants, each environment has a row, within which the axis
-    ``share`` is shared.
+    ``share``, if any, is shared.
     """
     env_ids = list(dict.fromkeys(env_id for env_id, _ in keys))
     variants = list(dict.fromkeys(variant for _, variant in keys))
@@ -75,11 +75,12 @@ def _draw(
         places = {(e, v): (env_ids.index(e), variants.index(v)) for e, v in keys}
         n_rows, n_columns = len(env_ids), len(variants)
     else:
-        n_columns = min(3, len(keys))
+        # four are two by two
+        n_columns = len(keys) if len(keys) <= 3 else min(3, math.ceil(math.sqrt(len(keys))))
         n_rows = math.ceil(len(keys) / n_columns)
         places = {key: divmod(i, n_columns) for i, key in enumerate(keys)}
     # a single narrow panel would leave no room for the legend
-    figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows + 0.35))
+    figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
     shared: dict[str, Any] = {axis: "row" if in_rows and axis == share else False for axis in "xy"}
     axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=shared["x"], sharey=shared["y"])
     for key, place in places.items():
@@ -97,6 +98,7 @@ def _draw(
         # one row for short labels, one column for those that name settings
         longest = max(map(len, entries))
         columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * longest))))
+        figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * math.ceil(len(entries) / columns))
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns, handlelength=2.6)
     return figure
 
@@ -147,6 +149,8 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
     def draw(ax: Axes, key: Panel) -> None:
         plots.plot_kl_ratio(ax, ratios[key], plots.styles(results.labels))
         ax.legend(loc="upper right", fontsize=8)
+        # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
+        ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
 
     return _draw(keys, draw, legend=False, size=(4.4, 2.9)) if keys else None
 
@@ -162,46 +166,50 @@ def _draw_performance_profiles(results: Results) -> Figure:
         else:
             plots.plot_performance_profile(ax, _final_returns(results.panels[key]), plots.styles(results.labels))
 
-    return _draw(keys, draw, share="x")
+    return _draw(keys, draw, share=None)
 
 
 def _draw_interquartile_means(results: Results) -> Figure:
-    def draw(ax: Axes, key: Panel) -> None:
-        plots.plot_estimates(ax, results.interquartile_means[key], "IQM of final return", plots.styles(results.labels))
-
-    height = 0.9 + 0.3 * max(map(len, results.panels.values()))
-    return _draw(list(results.panels), draw, legend=False, size=(3.8, height), share="x")
+    styles = plots.styles(results.labels)
+    return _draw_estimates(results.interquartile_means, "IQM of final return", style=styles)
 
 
 def _draw_differences(results: Results) -> Figure | None:
     if not results.comparisons:
         return None
+    one = len(results.pairs) == 1
+    estimates: dict[Panel, dict[str, Estimate]] = {}
+    for key, comparisons in results.comparisons.items():
+        own = estimates[key] = {}
+        for comparison in comparisons:
+            pair = "" if one else f"{comparison.name}: "
+            own[f"{pair}mean"] = comparison.mean
+            own[f"{pair}{results.kappa:.0%}-CVaR"] = comparison.cvar
+    xlabel = f"{' − '.join(results.pairs[0])}, final return" if one else "difference of final returns"
+    return _draw_estimates(estimates, xlabel, reference=0.0)
 
+
+def _draw_estimates(estimates: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure:
     def draw(ax: Axes, key: Panel) -> None:
-        own = results.comparisons[key]
-        estimates = {}
-        for comparison in own:
-            name = f"{comparison.name}: " if len(results.pairs) > 1 else ""
-            estimates[f"{name}mean"] = comparison.mean
-            estimates[f"{name}{results.kappa:.0%}-CVaR"] = comparison.cvar
-        one = len(results.pairs) == 1
-        plots.plot_estimates(ax, estimates, f"{own[0].name}" if one else "difference of final returns", reference=0.0)
+        plots.plot_estimates(ax, estimates[key], xlabel, **options)
 
-    height = 0.9 + 0.6 * max(map(len, results.comparisons.values()))
-    return _draw(list(results.comparisons), draw, legend=False, size=(4.0, height), share="x")
+    longest = max(len(label) for own in estimates.values() for label in own)
+    size = (2.8 + 0.07 * longest, 0.9 + 0.3 * max(map(len, estimates.values())))
+    return _draw(list(estimates), draw, legend=False, size=size, share="x")
 
 
 def _draw_probability_of_improvement(results: Results) -> Figure | None:
     if not results.comparisons:
         return None
     estimates = {
-        f"{', '.join(part for part in key if part)}: {comparison.name.replace('−', '>')}": comparison.improvement
+        f"{', '.join(part for part in key if part)}: {comparison.name.replace(' − ', ' > ')}": comparison.improvement
         for key, own in results.comparisons.items()
         for comparison in own
     }
-    figure = Figure(figsize=(6.8, 0.9 + 0.3 * len(estimates)))
+    figure = Figure(figsize=(3.4 + 0.07 * max(map(len, estimates)), 0.9 + 0.3 * len(estimates)))
     ax = plots.plot_estimates(figure.subplots(), estimates, "probability of improvement", reference=0.5)
     ax.set_xlim(-0.02, 1.02)
+    ax.set_xticks(np.linspace(0, 1, 5))
     return figure
 
 

@@ -59,10 +59,14 @@ def plot_learning_curves(
     for label, (timesteps, returns) in curves.items():
         t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
         mean, error = r.mean(0), statistics.standard_error(r)
-        ax.plot(t, mean, label=label, linewidth=1.8, zorder=3, **style[label])
+        # few points, as of evaluations, are marked: a single one would not be seen otherwise
+        marker = "o" if len(t) <= 20 else ""
+        ax.plot(t, mean, label=label, linewidth=1.8, marker=marker, markersize=3, zorder=3, **style[label])
         ax.fill_between(t, mean - error, mean + error, color=style[label]["color"], alpha=0.25, linewidth=0, zorder=2)
         if traces and len(r) > 1:
-            ax.plot(t, r.T, color=style[label]["color"], alpha=0.45, linewidth=0.6, zorder=1)
+            # many runs would hide their mean
+            alpha = min(0.45, max(0.12, 4 / len(r)))
+            ax.plot(t, r.T, color=style[label]["color"], alpha=alpha, linewidth=0.6, zorder=1)
     return _over_training(ax, curves, ylabel)
 
 
@@ -210,7 +214,7 @@ def plot_estimates(
         ax.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
     ax.set(xlabel=xlabel, ylim=(len(estimates) - 0.5, -0.5))
     ax.set_yticks(range(len(estimates)), list(estimates))
-    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(axis="y", visible=False)
     return ax
 

@@ -1,5 +1,6 @@
 """The report of a study: records in, one Markdown file and its pictures out."""
 
+import os
 from pathlib import Path
 
 from sb3_uatrpo.study.errors import StudyError
@@ -12,8 +13,8 @@ from sb3_uatrpo.study.zoo_folder import find_runs, read_zoo_folder
 
 
 def report(
-    folder: Path,
-    output: Path,
+    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     algorithms: Pair | None = None,
     kappa: float = 0.2,
     separate_settings: bool = False,
@@ -43,11 +44,12 @@ def report(
             f"{folder}: no run is done and has a training return; of {len(records)}, all failed or have none"
         )
     labels = in_order(group.label for group in groups if group.records)
-    results = Results(folder, tuple(groups), tuple(unreadable), pairs_of(labels, algorithms), kappa)
+    results = Results(Path(folder), tuple(groups), tuple(unreadable), pairs_of(labels, algorithms), kappa)
 
     # matplotlib takes a second to import, and bad input should not
     from sb3_uatrpo.study.pictures import draw_pictures
 
+    output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(results, output)
     path = output / "report.md"
@@ -55,12 +57,13 @@ def report(
     return path
 
 
-def read_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]:
+def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
     :param folder: a study's folder, or one that RL Zoo wrote itself
     :return: records, and (path, reason) of what cannot be read
     :raises StudyError: if the folder is neither
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise StudyError(f"{folder}: no such folder")
     if (folder / MARKER).exists():

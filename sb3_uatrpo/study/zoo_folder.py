@@ -17,20 +17,21 @@ from sb3_uatrpo.study.record import Record
 from sb3_uatrpo.study.specification import RunSpec
 
 # Arguments of rl_zoo3.train that change a run's numbers, besides what config.yml holds
-ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent", "truncate_last_trajectory")
+ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent")
 
 
 def find_runs(folder: Path) -> list[Path]:
     """
-    :param folder: RL Zoo's log folder, or one within it
+    :param folder: RL Zoo's log folder, that of an algorithm in it, or that of a run
     :return: the folders of the runs in it, sorted
     """
-    return sorted({arguments.parents[1] for arguments in folder.rglob("args.yml")})
+    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
+    return sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)})
 
 
 def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
-    :param folder: RL Zoo's log folder, or one within it
+    :param folder: RL Zoo's log folder, that of an algorithm in it, or that of a run
     :return: records, and (path, reason) of run folders that cannot be read or that repeat another one. A run that
         has not come to its end has status "failed".
     """

@@ -126,7 +126,7 @@ def test_one_run_has_no_intervals(tmp_path):
     folder = write(tmp_path / "study", make_record(final=123.0))
     text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
     (row,) = rows(section(text, "Returns"))
-    assert row[3:8] == ["1", "123.0 ± –", "–", "123.0", "–"]
+    assert row[3:8] == ["1", "123.0", "–", "123.0", "–"]
     assert "One run alone has neither a standard error nor an interval" in text
     assert "## Differences" not in text
     assert not (tmp_path / "report" / "differences.png").exists()
@@ -337,6 +337,9 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path):
     (row,) = rows(section(text, "Differences"))
     assert row[2:5] == ["uatrpo − ppo", "3, 3", "20.00"]
     assert "No KL ratio in the records of ppo, uatrpo." in text
+    # far above, it could be anybody's
+    with pytest.raises(StudyError, match="neither a study"):
+        report(tmp_path, tmp_path / "report")
     # one algorithm's folder, and one run's
     assert len(read_folder(tmp_path / "logs" / "ppo")[0]) == 3
     assert len(read_folder(tmp_path / "logs" / "ppo" / "CartPole-v1_1")[0]) == 1
