@@ -214,7 +214,7 @@ def plot_estimates(
         ax.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
     ax.set(xlabel=xlabel, ylim=(len(estimates) - 0.5, -0.5))
     ax.set_yticks(range(len(estimates)), list(estimates))
-    ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(axis="y", visible=False)
     return ax
 
