@@ -1,6 +1,7 @@
 """The pictures of a report: what ``plots`` draws, one panel for each environment and variant."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,9 @@ def _draw(
     for key, place in places.items():
         ax = axes[place]
         draw(ax, key)
-        ax.set_title(", ".join(part for part in key if part))
+        title = ", ".join(part for part in key if part)
+        # a title is not laid out: what is wider than the narrowest panel would be cut off or written over
+        ax.set_title(textwrap.fill(title, 28))
         ax.tick_params(labelleft=True)
     for place in np.ndindex(axes.shape):
         if place not in places.values():
