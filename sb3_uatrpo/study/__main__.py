@@ -187,13 +187,15 @@ def run(
     )
     study = StudyFolder(folder, create=True)
     # What ends a job on a cluster ends it as Ctrl-C does
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         make_executor = executor_factory(address, jobs, retries)
         outcome = run_study(part_of(specs, *shard), study, make_executor, retry_failed, retry_corrupted)
     except KeyboardInterrupt:
         click.echo("interrupted: finished runs are kept, and the same command goes on", err=True)
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     for record in outcome.failed:
         click.echo(f"failed: {record.spec}: {last_line(record)} ({study.records_path / record.spec.file_name})")
     click.echo(f"{outcome.done} done, {len(outcome.failed)} failed, {outcome.n_skipped} skipped: {study.records_path}")

@@ -69,7 +69,9 @@ class ProcessExecutor:
     def __init__(self, n_jobs: int) -> None:
         self.capacity = n_jobs
         self._context = multiprocessing.get_context("spawn")
-        self._start = pebble.concurrent.process(name="study_run", mp_context=self._context)(run_in_child)
+        # pebble 5.2 announces mp_context but reads context, and forks without a word if it is not there
+        options: dict[str, Any] = {"context": self._context, "mp_context": self._context}
+        self._start = pebble.concurrent.process(name="study_run", **options)(run_in_child)
         self._runs: dict[Future[Record], _Run] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="sb3_uatrpo_study_", ignore_cleanup_errors=True)
 

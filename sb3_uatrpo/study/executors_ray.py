@@ -27,6 +27,9 @@ MOST_SUBMITTED = 500
 # Seconds between two reports of one run, and until an address that does not answer is given up
 REPORT_INTERVAL = 1.0
 CONNECT_TIMEOUT = 5.0
+# How a gRPC client begins, and what kind of frame the server's answer is
+HTTP2_SETTINGS = b"\x04"
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + HTTP2_SETTINGS + bytes(5)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -185,12 +188,25 @@ def _connect(address: str) -> None:
             raise StudyError(f"the address of a Ray cluster is host:port or auto, but it is {address!r}")
         # Ray reads this machine's loopback address as its outward one
         host = ray.util.get_node_ip_address() if host in LOOPBACK else host
-        # and takes minutes to give up on one that does not answer
+        # and takes many minutes to give up on one where nobody answers, or somebody else
         try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
+            _probe(host, int(port))
         except OSError as error:
             raise StudyError(f"no Ray cluster answers at {host}:{port}: {error.strerror or error}") from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise StudyError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
+
+
+def _probe(host: str, port: int) -> None:
+    """
+    :raises OSError: if nobody answers, or somebody who does not speak gRPC
+    """
+    with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT) as connection:
+        if os.environ.get("RAY_USE_TLS") == "1":
+            return
+        connection.sendall(HTTP2_GREETING)
+        # 3 bytes of length, then the type of the frame
+        if connection.recv(9)[3:4] != HTTP2_SETTINGS:
+            raise OSError("what answers there is something else")

@@ -7,17 +7,19 @@ import platform
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sb3_uatrpo.study.record import Record
 from sb3_uatrpo.study.specification import RunSpec
 
 if TYPE_CHECKING:
+    from rl_zoo3.exp_manager import ExperimentManager
+    from stable_baselines3.common.callbacks import EvalCallback
     from stable_baselines3.common.vec_env import VecEnv
 
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "sb3_uatrpo", "stable_baselines3", "torch")
@@ -92,7 +94,6 @@ def _train(spec: RunSpec, report: Callable[[int], None]) -> Series:
     import torch as th
     import yaml
     from rl_zoo3.exp_manager import ExperimentManager
-    from stable_baselines3.common.callbacks import EvalCallback
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.utils import set_random_seed
 
@@ -113,6 +114,8 @@ def _train(spec: RunSpec, report: Callable[[int], None]) -> Series:
             name,
             folder,
             n_timesteps=spec.n_timesteps,
+            # or else only the environments of training would get them
+            env_kwargs=spec.settings.get("env_kwargs"),
             eval_freq=0,
             seed=spec.seed,
             verbose=0,
@@ -127,34 +130,36 @@ def _train(spec: RunSpec, report: Callable[[int], None]) -> Series:
         model.set_logger(Logger(folder=None, output_formats=[]))
         env = model.get_env()
         assert env is not None
-        recorder = UpdateRecorder(report, STEPS_BETWEEN_REPORTS)
-        callbacks = [*manager.callbacks, recorder]
-        evaluation = None
-        if spec.eval_freq > 0:
-            eval_env = manager.create_envs(1, eval_env=True)
-            eval_env.seed(spec.seed + EVAL_SEED_OFFSET)
-            # it keeps its results only where it also writes them
-            evaluation = EvalCallback(
-                eval_env,
-                n_eval_episodes=spec.n_eval_episodes,
-                eval_freq=max(spec.eval_freq // env.num_envs, 1),
-                log_path=folder,
-                deterministic=True,
-                verbose=0,
-            )
-            callbacks.append(evaluation)
-        try:
+        with closing(env):
+            recorder = UpdateRecorder(report, STEPS_BETWEEN_REPORTS)
+            callbacks = [*manager.callbacks, recorder]
+            if spec.eval_freq > 0:
+                evaluation = _evaluation(manager, spec, env.num_envs, folder)
+                callbacks.append(evaluation)
             model.learn(spec.n_timesteps, callback=callbacks)
-        finally:
-            if evaluation is not None:
-                evaluation.eval_env.close()
-            env.close()
         report(model.num_timesteps)
-        evaluations: dict[str, list[Any]] = {"timesteps": [], "returns": []}
-        if evaluation is not None:
-            evaluations["timesteps"] = evaluation.evaluations_timesteps
-            evaluations["returns"] = [[float(r) for r in returns] for returns in evaluation.evaluations_results]
+        evaluations = EMPTY[1]
+        if spec.eval_freq > 0:
+            evaluation.eval_env.close()
+            returns = [[float(value) for value in values] for values in evaluation.evaluations_results]
+            evaluations = {"timesteps": evaluation.evaluations_timesteps, "returns": returns}
         return _episodes(env), evaluations, recorder.columns()
+
+
+def _evaluation(manager: "ExperimentManager", spec: RunSpec, n_envs: int, folder: str) -> "EvalCallback":
+    """The callback that evaluates, and keeps its results only where it also writes them: in ``folder``."""
+    from stable_baselines3.common.callbacks import EvalCallback
+
+    env = manager.create_envs(1, eval_env=True)
+    env.seed(spec.seed + EVAL_SEED_OFFSET)
+    return EvalCallback(
+        env,
+        n_eval_episodes=spec.n_eval_episodes,
+        eval_freq=max(spec.eval_freq // n_envs, 1),
+        log_path=folder,
+        deterministic=True,
+        verbose=0,
+    )
 
 
 def _episodes(env: "VecEnv") -> dict[str, list]:
