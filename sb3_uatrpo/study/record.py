@@ -1,0 +1,168 @@
+"""What is kept of a run: one small JSON file, whole or not there at all."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sb3_uatrpo.study.errors import StudyError
+from sb3_uatrpo.study.specification import RunSpec
+
+FORMAT = 1
+STATUSES = ("done", "failed")
+# What each series of a record has at least
+SERIES = {
+    "episodes": {"timesteps", "returns", "lengths"},
+    "evaluations": {"timesteps", "returns"},
+    "updates": {"timesteps"},
+}
+# float32 has seven: enough for a picture, and a third of the space
+SIGNIFICANT_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    What a run left.
+
+    :param spec: what was run
+    :param status: ``"done"`` or ``"failed"``
+    :param traceback: what went wrong, ``None`` if nothing did
+    :param episodes: training episodes in the order of their ends: ``"timesteps"`` at the end (over all environments
+        of the run), ``"returns"`` (undiscounted, before any normalisation) and ``"lengths"`` (steps); each of
+        shape ``(n_episodes,)``
+    :param evaluations: deterministic evaluations: ``"timesteps"``, shape ``(n_evaluations,)``, and ``"returns"``,
+        shape ``(n_evaluations, n_eval_episodes)``
+    :param updates: ``"timesteps"`` before each update, and what was logged of it under ``train/``, by name without
+        the prefix, ``None`` where nothing finite was; each of shape ``(n_updates,)``
+    :param versions: versions of Python and of the packages that the numbers depend on, by name
+    :param machine: what the run ran on, by name
+    :param wall_time: seconds from the making of the environment to the end of the run
+    :param started: when the run started, in UTC, as ISO 8601 writes it
+    """
+
+    spec: RunSpec
+    status: str
+    traceback: str | None
+    episodes: dict[str, list]
+    evaluations: dict[str, list]
+    updates: dict[str, list]
+    versions: dict[str, str]
+    machine: dict[str, str]
+    wall_time: float
+    started: str
+
+
+def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
+    """
+    Write a record. Whoever reads at the same time, or after a crash in between, sees the old file or the new one.
+
+    :param record: what to keep; numbers of its series are rounded to six significant digits
+    :param folder: where to, made if it is not there
+    :return: the file, whose name follows from ``record.spec``
+    """
+    content = {"format": FORMAT, "key": record.spec.key(), **asdict(record)}
+    content |= {name: _rounded(content[name]) for name in SERIES}
+    path = Path(folder) / record.spec.file_name
+    write_atomically(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+    return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """
+    :param path: file to write or to replace; its folder is made if it is not there
+    :param text: its content
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp's files are for their owner alone, whatever the user's mask says
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """
+    :param path: a file that ``write_record`` wrote
+    :return: its record
+    :raises StudyError: naming the file, if it cannot be read, is cut off, or does not hold what a record holds
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
+    problem = _problem_of(content)
+    if problem:
+        raise StudyError(f"{path}: {problem}")
+    content["spec"] = RunSpec(**content["spec"])
+    if content["spec"].key() != content["key"]:
+        raise StudyError(f"{path}: its key {content['key']!r} does not belong to its settings")
+    for name in ("episodes", "evaluations"):
+        content[name]["returns"] = _with_nan(content[name]["returns"])
+    return Record(**{field.name: content[field.name] for field in fields(Record)})
+
+
+def read_records(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tuple[Path, str]]]:
+    """
+    :param folder: where ``write_record`` wrote to
+    :return: the records in the order of their files' names, and each file that is none with the reason
+    """
+    records, bad = [], []
+    for path in sorted(Path(folder).glob("[!.]*.json")):
+        try:
+            records.append(read_record(path))
+        except StudyError as error:
+            bad.append((path, str(error).removeprefix(f"{path}: ")))
+    return records, bad
+
+
+def _problem_of(content: Any) -> str | None:
+    """What keeps a file's content from being a record, if anything does."""
+    if not isinstance(content, dict) or "format" not in content:
+        return "not a record"
+    if content["format"] != FORMAT:
+        return f"its format is {content['format']!r}, and this version reads {FORMAT}"
+    absent = [name for name in ("key", *(field.name for field in fields(Record))) if name not in content]
+    if absent:
+        return f"it lacks {', '.join(absent)}"
+    spec = content["spec"]
+    if not isinstance(spec, dict) or set(spec) != {field.name for field in fields(RunSpec)}:
+        return "its specification is not one of a run"
+    if content["status"] not in STATUSES:
+        return f"its status is {content['status']!r}, not one of {', '.join(STATUSES)}"
+    for name, required in SERIES.items():
+        series = content[name]
+        if not isinstance(series, dict) or not required <= set(series):
+            return f"its {name} lack {', '.join(sorted(required))}"
+        if not all(isinstance(values, list) for values in series.values()) or len(set(map(len, series.values()))) != 1:
+            return f"its {name} are not lists of one length"
+    return None
+
+
+def _rounded(values: Any) -> Any:
+    """Floats to six significant digits, and ``None`` for what JSON cannot write: NaN and infinity."""
+    if isinstance(values, Mapping):
+        return {name: _rounded(value) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_rounded(value) for value in values]
+    if isinstance(values, float):
+        return float(f"{values:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(values) else None
+    return values
+
+
+def _with_nan(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_with_nan(value) for value in values]
+    return math.nan if values is None else values

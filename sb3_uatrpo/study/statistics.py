@@ -1,0 +1,371 @@
+"""
+Statistics over runs: arrays in, numbers out. Nothing here knows records or pictures.
+
+Returns are undiscounted sums of rewards, in the environment's unit. Intervals are percentile bootstrap intervals over
+runs, from ``scipy.stats.bootstrap`` and rliable. Equal seeds give equal intervals. One run has no interval: its bounds
+are NaN.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+CONFIDENCE_LEVEL = 0.95
+N_RESAMPLES = 5000
+FINAL_SHARE = 0.1
+
+
+class Estimate(NamedTuple):
+    """
+    A statistic and its bootstrap interval. All three have the statistic's shape.
+
+    :param value: the statistic of the sample itself
+    :param low: lower bound, NaN for fewer than two runs
+    :param high: upper bound, NaN for fewer than two runs
+    """
+
+    value: Array
+    low: Array
+    high: Array
+
+
+class Welch(NamedTuple):
+    """
+    Welch's test of equal means.
+
+    :param statistic: t; NaN where the test is not defined
+    :param pvalue: two-sided p; NaN where the test is not defined
+    """
+
+    statistic: float
+    pvalue: float
+
+
+# -------------------------------------------------------------------------------------------------------------- one run
+
+
+def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, window: float) -> Array:
+    """
+    Trailing mean of training returns: at step ``t``, over the episodes that ended in ``(t - window, t]``.
+    Where none did, the last episode before stands in; before the first one, the curve is NaN.
+
+    :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
+    :param returns: their returns (``n_episodes``)
+    :param grid: steps at which the curve is wanted (``n_points``)
+    :param window: in steps
+    :return: the curve (``n_points``)
+    :raises ValueError: if ``timesteps`` and ``returns`` differ in length, or ``timesteps`` descend
+    """
+    t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
+    if t.shape != r.shape or t.ndim != 1:
+        raise ValueError(f"timesteps and returns must be of one length, but their shapes are {t.shape} and {r.shape}")
+    if np.any(np.diff(t) < 0):
+        raise ValueError("timesteps must ascend")
+    points = np.asarray(grid, dtype=np.float64)
+    end = np.searchsorted(t, points, side="right")
+    begin = np.minimum(np.searchsorted(t, points - window, side="right"), np.maximum(end - 1, 0))
+    return np.array([r[i:j].mean() if j > i else np.nan for i, j in zip(begin, end, strict=True)], dtype=np.float64)
+
+
+def final_return(timesteps: ArrayLike, returns: ArrayLike, n_timesteps: int, share: float = FINAL_SHARE) -> float:
+    """
+    Mean return of the training episodes that ended in the last ``share`` of the steps; of the last episode if none did.
+    Episodes that ended later than ``n_timesteps``, in a rollout that was under way, belong to the last share too.
+
+    :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
+    :param returns: their returns (``n_episodes``)
+    :param n_timesteps: length of the run in steps
+    :param share: in (0, 1]
+    :return: the final return, NaN without any episode
+    :raises ValueError: if ``timesteps`` and ``returns`` differ in length, ``timesteps`` descend, or ``share`` is out of
+        bounds
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be a number in (0, 1], but it is {share!r}")
+    t = np.minimum(np.asarray(timesteps, dtype=np.float64), n_timesteps)
+    return float(learning_curve(t, returns, [n_timesteps], share * n_timesteps)[0])
+
+
+# ----------------------------------------------------------------------------------------------------------- many runs
+
+
+def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
+    """
+    Conditional value at risk: the mean of the worst share ``kappa`` of the runs,
+
+    .. math:: CVaR_κ = \\frac{1}{κn} \\sum_{i=1}^{n} \\min(\\max(κn - i + 1, 0), 1) \\, x_{(i)}
+
+    with ``x_(1) ≤ … ≤ x_(n)``. The run in which the share ends counts with the part that belongs to it, so that it is
+    exact for every ``kappa``: the mean at 1, and the worst run alone up to ``1/n``.
+
+    :param returns: one per run, runs along ``axis``, any shape
+    :param kappa: in (0, 1], a number or any shape
+    :param axis: the axis of ``returns`` along which runs lie
+    :return: shape of ``kappa`` followed by that of ``returns`` without ``axis``; NaN where ``returns`` hold one
+    :raises ValueError: if there is no run, or ``kappa`` is out of bounds
+    """
+    x, share = np.asarray(returns, dtype=np.float64), np.asarray(kappa, dtype=np.float64)
+    if not np.all((share > 0) & (share <= 1)):
+        raise ValueError(f"kappa must be in (0, 1], but it is {kappa!r}")
+    x = np.sort(np.moveaxis(x, axis, -1), axis=-1)
+    n = x.shape[-1]
+    if n == 0:
+        raise ValueError("returns must hold one run at least, but they are empty")
+    counted = share[..., None] * n
+    weights = np.clip(counted - np.arange(n), 0.0, 1.0) / counted
+    return np.tensordot(weights, x, axes=(-1, -1))
+
+
+def runs_behind_cvar(n_runs: int, kappa: float) -> int:
+    """
+    :param n_runs: number of runs
+    :param kappa: in (0, 1]
+    :return: how many of them have a weight in the CVaR
+    """
+    # 0.2 * 15 is a little more than 3 in floating point
+    return max(1, math.ceil(round(kappa * n_runs, 9)))
+
+
+def standard_error(values: ArrayLike, axis: int = 0) -> Array:
+    """
+    :param values: one per run, runs along ``axis``, NaN where a run has none
+    :param axis: the axis along which runs lie
+    :return: standard error of the mean over the runs that have a value, NaN for fewer than two
+    """
+    x = np.asarray(values, dtype=np.float64)
+    n = np.sum(~np.isnan(x), axis=axis, keepdims=True)
+    mean = np.nansum(x, axis=axis, keepdims=True) / np.maximum(n, 1)
+    variance = np.nansum((x - mean) ** 2, axis=axis) / np.maximum(np.squeeze(n, axis) - 1, 1)
+    n = np.squeeze(n, axis)
+    return np.where(n > 1, np.sqrt(variance / np.maximum(n, 1)), np.nan)
+
+
+def share_at_least(values: ArrayLike, threshold: float) -> float:
+    """
+    :param values: for example the KL ratios of all proposed steps, NaN where there is none (any shape)
+    :param threshold: in the unit of ``values``
+    :return: the share of values that are at least ``threshold`` among those that are not NaN, NaN if there are none
+    """
+    x = np.asarray(values, dtype=np.float64)
+    x = x[~np.isnan(x)]
+    return float(np.mean(x >= threshold)) if len(x) else math.nan
+
+
+def bootstrap(
+    statistic: Callable[..., Array],
+    *samples: ArrayLike,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """
+    A statistic with its percentile interval; runs are drawn with replacement, from each sample on its own.
+
+    :param statistic: of as many arrays as there are samples and ``axis=-1``, the axis along which it reduces them
+    :param samples: one for each algorithm, runs along the last axis
+    :param confidence_level: in (0, 1)
+    :param n_resamples: number of bootstrap samples
+    :param seed: of the bootstrap samples
+    :return: the statistic and its bounds
+    """
+    from scipy import stats
+
+    arrays = [np.asarray(sample, dtype=np.float64) for sample in samples]
+    value = np.asarray(statistic(*arrays, axis=-1))
+    if min(array.shape[-1] for array in arrays) < 2:
+        return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
+    result = stats.bootstrap(
+        arrays,
+        statistic,
+        vectorized=True,
+        axis=-1,
+        confidence_level=confidence_level,
+        n_resamples=n_resamples,
+        # bounds the memory: the resamples of a batch are held at once
+        batch=500,
+        # the accelerated interval is not defined where leaving out one run changes nothing, as with CVaR of few runs
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Estimate(value, *(np.asarray(bound) for bound in result.confidence_interval))
+
+
+def bootstrap_mean(returns: ArrayLike, **options: float) -> Estimate:
+    """
+    :param returns: one per run, runs along the last axis
+    :param options: those of ``bootstrap``
+    :return: mean and interval
+    """
+    return bootstrap(np.mean, returns, **options)  # type: ignore[arg-type]
+
+
+def bootstrap_cvar(returns: ArrayLike, kappa: ArrayLike, **options: float) -> Estimate:
+    """
+    :param returns: one per run, runs along the last axis
+    :param kappa: in (0, 1], a number or any shape
+    :param options: those of ``bootstrap``
+    :return: CVaR and interval, of the shape that ``cvar`` returns
+    """
+    return bootstrap(lambda x, axis: cvar(x, kappa, axis), returns, **options)  # type: ignore[arg-type]
+
+
+def difference_of_means(x: ArrayLike, y: ArrayLike, **options: float) -> Estimate:
+    """
+    :param x: final returns of one algorithm (``n_runs_x``)
+    :param y: final returns of the other (``n_runs_y``)
+    :param options: those of ``bootstrap``
+    :return: mean of ``x`` minus mean of ``y``, and interval
+    """
+    return bootstrap(lambda x, y, axis: x.mean(axis) - y.mean(axis), x, y, **options)  # type: ignore[arg-type]
+
+
+def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options: float) -> Estimate:
+    """
+    :param x: final returns of one algorithm (``n_runs_x``)
+    :param y: final returns of the other (``n_runs_y``)
+    :param kappa: in (0, 1], a number or any shape
+    :param options: those of ``bootstrap``
+    :return: CVaR of ``x`` minus CVaR of ``y``, and interval, of the shape of ``kappa``
+    """
+    return bootstrap(
+        lambda x, y, axis: cvar(x, kappa, axis) - cvar(y, kappa, axis),
+        x,
+        y,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
+    """
+    Welch's t-test, two-sided: are two means equal, where variances may differ?
+
+    :param x: final returns of one algorithm (``n_runs_x``)
+    :param y: final returns of the other (``n_runs_y``)
+    :return: t and p, NaN if either has one run only or neither varies at all
+    """
+    from scipy import stats
+
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if min(len(a), len(b)) < 2 or (np.ptp(a) == 0 and np.ptp(b) == 0):
+        return Welch(math.nan, math.nan)
+    # from moments, because the test on samples warns if all runs of one algorithm end alike, as on solved tasks
+    moments = (a.mean(), a.std(ddof=1), len(a), b.mean(), b.std(ddof=1), len(b))
+    result = stats.ttest_ind_from_stats(*moments, equal_var=False)
+    return Welch(float(result.statistic), float(result.pvalue))
+
+
+# ------------------------------------------------------------------------------------------------------------- rliable
+
+
+@contextmanager
+def _numpy_seeded(seed: int) -> Iterator[None]:
+    """rliable draws from NumPy's global generator, whatever generator it is given."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
+
+
+def _scores(returns: ArrayLike) -> Array:
+    x = np.asarray(returns, dtype=np.float64)
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _rliable(
+    statistic: Callable[..., Array], *samples: Array, confidence_level: float, n_resamples: int, seed: int
+) -> Estimate:
+    from rliable import library
+
+    value = statistic(*samples)
+    if min(len(sample) for sample in samples) < 2:
+        return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
+    scores = {"": samples[0] if len(samples) == 1 else list(samples)}
+    with _numpy_seeded(seed):
+        _, intervals = library.get_interval_estimates(
+            scores, statistic, reps=n_resamples, confidence_interval_size=confidence_level
+        )
+    return Estimate(value, *intervals[""])
+
+
+def interquartile_mean(
+    returns: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, n_resamples: int = 2000, seed: int = 0
+) -> Estimate:
+    """
+    Mean without the lowest and the highest quarter of the runs, rounded down: with fewer than four, it is the mean.
+
+    :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, over all of which it is taken
+    :param confidence_level: in (0, 1)
+    :param n_resamples: number of bootstrap samples, stratified by task
+    :param seed: of the bootstrap samples
+    :return: IQM and interval, each of shape (1,)
+    """
+    from rliable import metrics
+
+    return _rliable(
+        lambda x: np.array([metrics.aggregate_iqm(x)]),
+        _scores(returns),
+        confidence_level=confidence_level,
+        n_resamples=n_resamples,
+        seed=seed,
+    )
+
+
+def probability_of_improvement(
+    x: ArrayLike, y: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, n_resamples: int = 2000, seed: int = 0
+) -> Estimate:
+    """
+    P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks.
+
+    :param x: final returns of one algorithm, ``n_runs_x`` or ``n_runs_x x n_tasks``
+    :param y: final returns of the other, ``n_runs_y`` or ``n_runs_y x n_tasks``
+    :param confidence_level: in (0, 1)
+    :param n_resamples: number of bootstrap samples, stratified by task
+    :param seed: of the bootstrap samples
+    :return: probability and interval, each of shape (1,)
+    """
+    from rliable import metrics
+
+    return _rliable(
+        lambda x, y: np.array([metrics.probability_of_improvement(x, y)]),
+        _scores(x),
+        _scores(y),
+        confidence_level=confidence_level,
+        n_resamples=n_resamples,
+        seed=seed,
+    )
+
+
+def performance_profile(
+    returns: ArrayLike,
+    thresholds: ArrayLike,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    n_resamples: int = 2000,
+    seed: int = 0,
+) -> Estimate:
+    """
+    The share of runs that end above each threshold.
+
+    :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores
+    :param thresholds: in the unit of ``returns`` (``n_thresholds``)
+    :param confidence_level: in (0, 1)
+    :param n_resamples: number of bootstrap samples, stratified by task
+    :param seed: of the bootstrap samples
+    :return: shares and interval, each of shape (``n_thresholds``,)
+    """
+    taus = np.asarray(thresholds, dtype=np.float64)
+    return _rliable(
+        # rliable's score_distributions in one comparison: its loop over thresholds takes seconds
+        lambda x: np.mean(x[..., None] > taus, axis=(0, 1)),
+        _scores(returns),
+        confidence_level=confidence_level,
+        n_resamples=n_resamples,
+        seed=seed,
+    )

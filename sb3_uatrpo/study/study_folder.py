@@ -1,0 +1,124 @@
+"""The folder of a study: ``study.json``, which tells it apart from other folders, and ``records/``."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sb3_uatrpo.study.errors import StudyError
+from sb3_uatrpo.study.record import FORMAT, Record, read_record, read_records, write_atomically, write_record
+from sb3_uatrpo.study.specification import RunSpec
+
+MARKER = "study.json"
+
+
+class StudyFolder:
+    """
+    :param path: a study's folder
+    :param create: whether to make it one, if it is empty or not there
+    :raises StudyError: if it is not the folder of a study
+    """
+
+    def __init__(self, path: str | os.PathLike[str], create: bool = False) -> None:
+        self.path = Path(path)
+        self.records_path = self.path / "records"
+        marker = self.path / MARKER
+        try:
+            if create and not marker.exists() and not (self.path.exists() and any(self.path.iterdir())):
+                write_atomically(marker, json.dumps({"format": FORMAT}) + "\n")
+            content = json.loads(marker.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StudyError(f"{self.path} is not the folder of a study: it has no readable {MARKER}") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise StudyError(f"{self.path} is a study of another format than {FORMAT}, the one that this version reads")
+
+    def read_all(self) -> tuple[list[Record], list[tuple[Path, str]]]:
+        """:return: what ``read_records`` returns"""
+        return read_records(self.records_path)
+
+    def read(self, spec: RunSpec) -> Record | None:
+        """:return: the record of a run, ``None`` if there is none that can be read"""
+        try:
+            return read_record(self.records_path / spec.file_name)
+        except StudyError:
+            return None
+
+    def write(self, record: Record) -> Path:
+        """:return: the record's file"""
+        return write_record(record, self.records_path)
+
+    @contextmanager
+    def claims(self) -> Iterator["Claims"]:
+        """:return: for the time of the context, the means to keep other drivers off a run"""
+        claims = Claims(self.path / "locks")
+        try:
+            yield claims
+        finally:
+            claims.release_all()
+
+
+def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[int, list[tuple[Path, str]]]:
+    """
+    Copy records into one study. Of two of the same run, one that is done beats one that failed, and then the one in the
+    target stays, or the first that comes.
+
+    :param sources: studies to copy from, left as they are
+    :param target: study to copy to
+    :return: the number of records copied, and (path, reason) of each file in the sources that holds no record
+    """
+    n_copied, bad = 0, []
+    for source in sources:
+        records, unreadable = source.read_all()
+        bad += unreadable
+        for record in records:
+            present = target.read(record.spec)
+            if present is None or (present.status, record.status) == ("failed", "done"):
+                target.write(record)
+                n_copied += 1
+    return n_copied, bad
+
+
+class Claims:
+    """
+    Runs that this driver has under way. The operating system drops a claim with the process that holds it, so that
+    a driver that was killed leaves nothing to clean up.
+
+    :param folder: where the lock files are while they are needed
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from filelock import FileLock
+
+        self.folder = folder
+        self.held: dict[RunSpec, FileLock] = {}
+
+    def take(self, spec: RunSpec) -> bool:
+        """:return: whether nobody else has the run under way"""
+        from filelock import FileLock, Timeout
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / f"{spec.file_name}.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        self.held[spec] = lock
+        return True
+
+    def release(self, spec: RunSpec) -> None:
+        """
+        :param spec: a run that was taken. Whoever takes it next has to look for its record.
+        """
+        lock = self.held.pop(spec)
+        # before the release, so that the file of another driver's claim is not the one that goes
+        with suppress(OSError):
+            os.unlink(lock.lock_file)
+        lock.release()
+
+    def release_all(self) -> None:
+        """Let go of everything."""
+        for spec in list(self.held):
+            self.release(spec)
+        with suppress(OSError):
+            self.folder.rmdir()

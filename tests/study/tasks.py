@@ -1,0 +1,44 @@
+"""An environment that tests can follow and break: ``tests.study.tasks:Waiting-v0``."""
+
+import os
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Waiting(gym.Env):
+    """
+    Episodes of ten steps. While the file ``broken`` is in its folder, a step raises an exception.
+
+    :param folder: where each process that uses the environment leaves an empty file called by its number
+    :param delay: seconds of each step
+    """
+
+    def __init__(self, folder: str, delay: float = 0.0, render_mode: str | None = None):
+        self.folder, self.delay = Path(folder), delay
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        (self.folder / str(os.getpid())).touch()
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        if (self.folder / "broken").exists():
+            print("this is the last that it says")
+            raise RuntimeError("the environment is broken")
+        time.sleep(self.delay)
+        self.steps += 1
+        return self._observation(), float(action), self.steps == 10, False, {}
+
+    def _observation(self):
+        return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+
+gym.register("Waiting-v0", entry_point=Waiting)

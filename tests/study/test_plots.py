@@ -1,0 +1,97 @@
+"""What is drawn: lines that go through the right points, on the axes that were given."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from sb3_uatrpo.study import plots
+from sb3_uatrpo.study.statistics import Estimate, cvar
+
+RETURNS = {"uatrpo": np.array([1.0, 2.0, 3.0, 4.0]), "trpo": np.array([0.0, 5.0])}
+STEPS = np.array([100.0, 200.0, 300.0])
+CURVES = {
+    "uatrpo": (STEPS, np.array([[np.nan, 1.0, 2.0], [0.0, 3.0, 4.0]])),
+    "one run": (STEPS, np.array([[1.0, 2.0, 3.0]])),
+}
+
+
+@pytest.fixture
+def ax():
+    return Figure(layout="constrained").subplots()
+
+
+def lines(ax) -> dict[str, np.ndarray]:
+    return {line.get_label(): line.get_xydata() for line in ax.lines if not line.get_label().startswith("_")}
+
+
+def test_learning_curves(ax):
+    assert plots.plot_learning_curves(ax, CURVES) is ax
+    drawn = lines(ax)
+    np.testing.assert_array_equal(drawn["uatrpo"], [[100, np.nan], [200, 2], [300, 3]])
+    np.testing.assert_array_equal(drawn["one run"][:, 1], [1, 2, 3])
+    traces = [line for line in ax.lines if line.get_label().startswith("_")]
+    # a single run is its own mean
+    assert len(traces) == 2
+    assert ax.get_xlim() == (0, 300)
+    assert "steps" in ax.get_xlabel()
+    ax.figure.canvas.draw()
+
+
+def test_cvar(ax):
+    kappas = np.array([0.25, 0.5, 1.0])
+    assert plots.plot_cvar(ax, RETURNS, kappas=kappas, n_resamples=100) is ax
+    for label, returns in RETURNS.items():
+        np.testing.assert_allclose(lines(ax)[label], np.stack([kappas, cvar(returns, kappas)], axis=1))
+    assert len(ax.collections) == 2
+    ax.figure.canvas.draw()
+
+
+def test_cvar_over_training_begins_where_all_runs_are_known(ax):
+    assert plots.plot_cvar_over_training(ax, CURVES, kappa=0.5, n_resamples=100) is ax
+    np.testing.assert_array_equal(lines(ax)["uatrpo"], [[200, 1], [300, 2]])
+    np.testing.assert_array_equal(lines(ax)["one run"][:, 1], [1, 2, 3])
+    assert ax.get_ylabel().startswith("50%-CVaR")
+    ax.figure.canvas.draw()
+
+
+def test_kl_ratio(ax):
+    ratios = {"uatrpo": [0.95, 1.0, 1.05, 2.5], "trpo": [3.5, 40.0], "ppo": []}
+    assert plots.plot_kl_ratio(ax, ratios) is ax
+    _, labels = ax.get_legend_handles_labels()
+    assert labels == ["uatrpo: 25% ≥ 2, 0% ≥ 3", "trpo: 100% ≥ 2, 100% ≥ 3"]
+    shares = [patch.get_data().values.sum() for patch in ax.patches]
+    np.testing.assert_allclose(shares, 1.0)
+    # what is too large for the axis is in the last bin
+    assert ax.patches[-1].get_data().values[-1] == 0.5
+    ax.figure.canvas.draw()
+
+
+@pytest.mark.parametrize("returns", [RETURNS, {"solved": np.full(3, 500.0)}, {"zero": np.zeros(2)}])
+def test_performance_profile(ax, returns):
+    assert plots.plot_performance_profile(ax, returns, n_resamples=50) is ax
+    for line in lines(ax).values():
+        assert line[0, 1] == 1
+        assert line[-1, 1] == 0
+        assert np.all(np.diff(line[:, 1]) <= 0)
+    ax.figure.canvas.draw()
+
+
+def test_estimates(ax):
+    estimates = {
+        "mean": Estimate(np.array(1.0), np.array(0.5), np.array(2.0)),
+        "one run": Estimate(np.array([3.0]), np.array([np.nan]), np.array([np.nan])),
+    }
+    assert plots.plot_estimates(ax, estimates, "difference", reference=0.0) is ax
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["mean", "one run"]
+    points = [line.get_xydata()[0].tolist() for line in ax.lines if line.get_marker() == "o"]
+    assert points == [[1.0, 0.0], [3.0, 1.0]]
+    ax.figure.canvas.draw()
+
+
+def test_styles_differ_also_without_colour():
+    styles = plots.styles(["a", "b", "c", "d"])
+    assert len({style["linestyle"] for style in styles.values()}) == 4
+    assert len({style["color"] for style in styles.values()}) == 4
+    assert plots.styles([]) == {}
+    # more labels than the palette has colours
+    assert len(plots.styles([str(i) for i in range(15)])) == 15

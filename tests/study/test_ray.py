@@ -1,0 +1,114 @@
+"""A cluster of two nodes on the loopback address of this machine."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.study.test_run import ROOT, command, records_of, runs_seen, start, wait_for
+
+# Without it, Ray takes the loopback address for the machine's outward one, and connects to that
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+# Its own process, because Ray leaves files open and threads running in the process that has started a cluster.
+# A line of input kills the second node, the end of input ends the cluster.
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+
+node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+cluster = Cluster(True, head_node_args={**node, "node_ip_address": "127.0.0.1", "temp_dir": sys.argv[1]})
+second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+print(cluster.address, flush=True)
+if sys.stdin.readline():
+    cluster.remove_node(second, allow_graceful=False)
+    print("killed", flush=True)
+    sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def cluster():
+    # the names of its sockets would be too long below pytest's folders
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        environment = {**os.environ, **LOOPBACK_ONLY, "RAY_ENABLE_AUTO_CONNECT": "0"}
+        with subprocess.Popen(
+            [sys.executable, "-c", CLUSTER, folder],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            yield process
+            process.stdin.close()
+            assert process.wait(timeout=60) == 0
+
+
+def parent_of(process: int) -> str:
+    """Of a worker, the raylet of its node."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+
+
+def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
+    address = cluster.stdout.readline().strip()
+    assert address.startswith("127.0.0.1:")
+    words = command(tmp_path, "--ray", address, seeds="0-2", delay=0.03)
+    driver = start(words, **LOOPBACK_ONLY)
+    # one run on each node is half-way
+    running = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
+    assert len({parent_of(process) for process in running}) == 2
+    cluster.stdin.write("kill\n")
+    cluster.stdin.flush()
+    assert cluster.stdout.readline() == "killed\n"
+    said, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0, said
+    assert "3 done, 0 failed" in said
+    assert said.count("retried uatrpo") == 1
+    assert "(1 of 3): NodeDiedError" in said
+    records = records_of(tmp_path)
+    assert sorted(records) == [0, 1, 2]
+    # one process for each attempt
+    assert len(runs_seen(tmp_path)) == 4
+
+    # the cluster is still there, for a run that fails by itself and is not retried
+    (tmp_path / "seen" / "broken").touch()
+    again = command(tmp_path, "--ray", address, seeds="3")
+    driver = start(again, **LOOPBACK_ONLY)
+    said, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 1, said
+    assert "0 done, 1 failed" in said
+    assert "retried" not in said
+    assert "RuntimeError: the environment is broken" in records_of(tmp_path)[3].traceback
+
+
+def test_an_address_without_a_cluster(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def answer():
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        driver = start(command(tmp_path, "--ray", f"127.0.0.1:{port}"), **LOOPBACK_ONLY)
+        said, _ = driver.communicate(timeout=60)
+        thread.join()
+    assert driver.returncode == 2
+    assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: what answers there is something else\n"
+
+    driver = start(command(tmp_path, "--ray", f"127.0.0.1:{port}"), **LOOPBACK_ONLY)
+    said, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 2
+    assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: Connection refused\n"
+    assert not (tmp_path / "study" / "records").exists()

@@ -1,0 +1,382 @@
+"""Reports of made-up studies: what they say is what the records hold."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import zipfile
+
+import matplotlib.image
+import numpy as np
+import pytest
+import yaml
+
+from sb3_uatrpo import study
+from sb3_uatrpo.study.errors import StudyError
+from sb3_uatrpo.study.groups import group_records, in_order
+from sb3_uatrpo.study.record import write_record
+from sb3_uatrpo.study.report import read_folder, report
+from sb3_uatrpo.study.zoo_folder import read_zoo_folder
+from tests.study.synthetic import make_folder, make_record, make_study
+
+PICTURES = {
+    "learning_curves", "evaluations", "cvar", "cvar_over_training", "differences", "kl_ratio", "performance_profiles",
+    "interquartile_means", "probability_of_improvement",
+}  # fmt: skip
+
+
+def section(text: str, heading: str) -> str:
+    return re.split(r"^## ", text.split(f"\n## {heading}\n")[1], flags=re.M)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the first table, without its header."""
+    table = text[text.index("\n|") + 1 :].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()[2:]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two algorithms, two environments, with and without noise, three seeds."""
+    folder = make_study(tmp_path_factory.mktemp("study"), n_seeds=3)
+    path = report(folder, folder / "report")
+    return folder, path.read_text(encoding="utf-8")
+
+
+def test_pictures_are_there_and_linked(whole):
+    folder, text = whole
+    output = folder / "report"
+    assert {path.stem for path in output.glob("*.png")} == PICTURES
+    for name in PICTURES:
+        assert f"]({name}.png)" in text
+        assert f"]({name}.svg)" in text
+        picture = matplotlib.image.imread(output / f"{name}.png")
+        # more than paper
+        assert picture.std() > 0.02
+        assert (output / f"{name}.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    assert sum(path.stat().st_size for path in output.iterdir()) < 4_000_000
+
+
+def test_the_definition_of_the_final_return_is_printed(whole):
+    said = section(whole[1], "What the numbers are")
+    assert (
+        "*Final return* of a run: mean undiscounted training return of the episodes that ended in the last 10%" in said
+    )
+
+
+def test_the_table_of_returns(whole):
+    folder, text = whole
+    assert text.splitlines()[2].startswith("24 runs done, 0 failed, 0 left out")
+    table = rows(section(text, "Returns"))
+    assert [row[:3] for row in table[:2]] == [
+        ["HalfCheetah-v4", "–", "uatrpo"],
+        ["HalfCheetah-v4", "–", "trpo_matched"],
+    ]
+    assert len(table) == 8
+    records, _ = read_folder(folder)
+    finals = [
+        study.final_return(record.episodes["timesteps"], record.episodes["returns"], 300_000)
+        for record in records
+        if (record.spec.algo, record.spec.env_id, record.spec.variant) == ("uatrpo", "Hopper-v4", "noise=1")
+    ]
+    (row,) = [row for row in table if row[:3] == ["Hopper-v4", "noise=1", "uatrpo"]]
+    assert row[3] == "3"
+    assert row[4].startswith(f"{np.mean(finals):,.0f} ± ")
+    assert row[6] == f"{min(finals):,.0f}"
+    assert row[8] == "1 run"
+    assert "**The 20%-CVaR of 3 runs is the worst run alone.**" in text
+
+
+def test_differences_and_proposed_steps(whole):
+    _, text = whole
+    table = rows(section(text, "Differences"))
+    assert {row[2] for row in table} == {"uatrpo − trpo_matched"}
+    assert [row[:2] for row in table] == [
+        ["HalfCheetah-v4", "–"], ["HalfCheetah-v4", "noise=1"], ["Hopper-v4", "–"], ["Hopper-v4", "noise=1"],
+    ]  # fmt: skip
+    steps = rows(section(text, "Proposed steps"))
+    by_algorithm = {row[2]: row for row in steps}
+    assert float(by_algorithm["uatrpo"][4]) == pytest.approx(1.0, abs=0.05)
+    assert float(by_algorithm["trpo_matched"][4]) == pytest.approx(1.8, abs=0.15)
+    assert 35 < float(by_algorithm["trpo_matched"][5].rstrip("%")) < 50
+
+
+def test_a_second_report_is_the_same(tmp_path):
+    folder = make_study(tmp_path / "study", n_seeds=2, env_ids=("Hopper-v4",), variants=("",))
+    first, second = (report(folder, tmp_path / name) for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    for name in PICTURES:
+        for extension in ("png", "svg"):
+            files = [path.with_name(f"{name}.{extension}").read_bytes() for path in (first, second)]
+            assert files[0] == files[1], name
+
+
+# ------------------------------------------------------------------------------------------------------- special cases
+
+
+def write(folder, *records):
+    make_folder(folder)
+    for record in records:
+        write_record(record, folder / "records")
+    return folder
+
+
+def test_one_run_has_no_intervals(tmp_path):
+    folder = write(tmp_path / "study", make_record(final=123.0))
+    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    (row,) = rows(section(text, "Returns"))
+    assert row[3:8] == ["1", "123.0", "–", "123.0", "–"]
+    assert "One run alone has neither a standard error nor an interval" in text
+    assert "## Differences" not in text
+    assert not (tmp_path / "report" / "differences.png").exists()
+
+
+def test_unequal_runs_without_evaluations_or_kl_ratio(tmp_path):
+    folder = write(
+        tmp_path / "study",
+        *(make_record("ppo", seed=seed, final=500.0, kl_ratio=None, eval_freq=0) for seed in range(3)),
+        make_record("trpo", seed=0, final=450.0, eval_freq=0),
+        *(make_record("trpo", "CartPole-v1", seed=seed, final=500.0, eval_freq=0) for seed in range(2)),
+    )
+    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    (row,) = rows(section(text, "Differences"))
+    assert row[2:8] == ["ppo − trpo", "3, 1", "50.00", "–", "–", "–"]
+    assert "No KL ratio in the records of ppo." in text
+    assert "no algorithm has equally many runs" in text
+    assert not (tmp_path / "report" / "evaluations.png").exists()
+    assert all(row[-1] == "–" for row in rows(section(text, "Returns")))
+
+
+def test_pictures_of_an_earlier_report_do_not_stay(tmp_path):
+    folder = write(tmp_path / "study", make_record("uatrpo"), make_record("ppo"))
+    report(folder, tmp_path / "report")
+    assert (tmp_path / "report" / "differences.png").exists()
+    next((folder / "records").glob("ppo*")).unlink()
+    report(folder, tmp_path / "report")
+    assert not (tmp_path / "report" / "differences.png").exists()
+
+
+def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
+    without = make_record(seed=2)
+    without = dataclasses.replace(without, episodes={"timesteps": [], "returns": [], "lengths": []})
+    backwards = make_record(seed=3)
+    backwards.episodes["timesteps"].reverse()
+    folder = write(
+        tmp_path / "study", make_record(seed=0), make_record(seed=1, status="failed"), without, backwards,
+        make_record("trpo", seed=0, status="failed"),
+    )  # fmt: skip
+    (folder / "records" / "cut.json").write_text('{"format": 1, "spec"')
+    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    assert text.splitlines()[2].startswith("2 runs done, 2 failed, 2 left out")
+    said = section(text, "Runs")
+    assert "- uatrpo on Hopper-v4, seed 1: `RuntimeError: the simulator | broke`" in said
+    assert "- trpo on Hopper-v4, seed 0: " in said
+    assert "without a final return" in said
+    assert "- uatrpo on Hopper-v4, seed 2" in said
+    assert "- `cut.json`: " in said
+    assert "timesteps must ascend" in said
+    (row,) = rows(section(text, "Returns"))
+    assert row[2:4] == ["uatrpo", "1"]
+
+
+def test_settings_are_told_apart_or_refused(tmp_path):
+    records = [
+        make_record(seed=seed, settings={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
+        for coef, final in ((0.001, 100.0), (0.01, 200.0))
+        for seed in range(2)
+    ]
+    folder = write(tmp_path / "study", *records)
+    expected = (
+        r"^records of different settings: uatrpo on Hopper-v4 has uncertainty_coef=0.001 \(2 runs\) and "
+        r"uncertainty_coef=0.01 \(2 runs\); --separate-settings tells them apart$"
+    )
+    with pytest.raises(StudyError, match=expected):
+        report(folder, tmp_path / "report")
+    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+    low, high = rows(section(text, "Returns"))
+    assert (low[2], low[6]) == ("uatrpo (uncertainty_coef=0.001)", "100.0")
+    assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
+
+
+def test_runs_of_different_length_are_refused(tmp_path):
+    folder = write(tmp_path / "study", make_record("uatrpo"), make_record("trpo", n_timesteps=20_000))
+    with pytest.raises(StudyError, match="runs on Hopper-v4 have 10,000, 20,000 steps"):
+        report(folder, tmp_path / "report")
+    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+    assert [row[5] for row in rows(section(text, "Runs"))] == ["10,000", "20,000"]
+
+
+def test_a_setting_that_one_lacks_and_other_evaluations_count():
+    a = make_record(seed=0, settings={"gamma": 0.9})
+    b = make_record(seed=0, settings={"gamma": 0.9, "gae_lambda": 0.9}, eval_freq=0)
+    labels = [group.label for group in group_records([a, b], separate_settings=True)]
+    assert labels == ["uatrpo (eval_freq=0, gae_lambda=0.9)", "uatrpo (eval_freq=2000, no gae_lambda)"]
+
+
+def test_variants_are_groups_of_their_own():
+    groups = group_records(
+        [make_record(variant=v, settings={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
+    )
+    assert [(group.variant, group.label) for group in groups] == [("", "uatrpo"), ("noise=1", "uatrpo")]
+
+
+def test_order():
+    assert in_order(["trpo", "ppo", "uatrpo", "trpo"]) == ["uatrpo", "ppo", "trpo"]
+
+
+def test_evaluations_at_steps_that_all_runs_share():
+    short = make_record(seed=1, final=10.0)
+    short = dataclasses.replace(short, evaluations={"timesteps": [2000, 4000], "returns": [[1.0], [2.0, 4.0]]})
+    (group,) = group_records([make_record(seed=0, final=10.0), short])
+    timesteps, means = group.evaluations
+    np.testing.assert_array_equal(timesteps, [2000, 4000])
+    np.testing.assert_array_equal(means, [[11.0, 11.0], [1.0, 3.0]])
+
+
+def test_a_pair_of_ones_own(tmp_path):
+    folder = write(tmp_path / "study", make_record("uatrpo"), make_record("ppo", final=90.0), make_record("trpo"))
+    text = report(folder, tmp_path / "report", algorithms=("ppo", "trpo")).read_text(encoding="utf-8")
+    assert [row[2] for row in rows(section(text, "Differences"))] == ["ppo − trpo"]
+    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    assert [row[2] for row in rows(section(text, "Differences"))] == ["uatrpo − ppo", "uatrpo − trpo"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithms": ("uatrpo", "sac")}, "no records of 'sac'; there are uatrpo"),
+        ({"algorithms": ("uatrpo", "uatrpo")}, "'uatrpo' was given twice"),
+        ({"kappa": 0.0}, r"kappa must be in \(0, 1\]"),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    folder = write(tmp_path / "study", make_record())
+    with pytest.raises(StudyError, match=message):
+        report(folder, tmp_path / "report", **options)
+    assert not (tmp_path / "report").exists()
+
+
+def test_bad_folders(tmp_path):
+    with pytest.raises(StudyError, match="no such folder"):
+        report(tmp_path / "nowhere", tmp_path / "report")
+    with pytest.raises(StudyError, match="neither a study"):
+        report(tmp_path, tmp_path / "report")
+    empty = write(tmp_path / "empty")
+    with pytest.raises(StudyError, match=r"no records$"):
+        report(empty, tmp_path / "report")
+    (empty / "records").mkdir()
+    (empty / "records" / "cut.json").write_text("{")
+    with pytest.raises(StudyError, match=r"no records \(1 unreadable, the first: "):
+        report(empty, tmp_path / "report")
+    failed = write(tmp_path / "failed", make_record(status="failed"))
+    with pytest.raises(StudyError, match="no run is done"):
+        report(failed, tmp_path / "report")
+
+
+# ------------------------------------------------------------------------------------------------- folders of RL Zoo's
+
+
+def zoo_run(logs, algo="uatrpo", number=1, seed=0, n_envs=1, final=100.0, n_timesteps=1000, taken=None, **settings):
+    """A folder as rl_zoo3.train leaves it; ``taken`` steps of the run, 0 if it was killed."""
+    run = logs / algo / f"CartPole-v1_{number}"
+    (run / "CartPole-v1").mkdir(parents=True)
+    dump = {
+        "config.yml": {"n_envs": n_envs, "n_timesteps": 1e6, "policy": "MlpPolicy", **settings},
+        "args.yml": {
+            "algo": algo, "env": "CartPole-v1", "seed": seed, "n_timesteps": n_timesteps, "eval_freq": 500,
+            "eval_episodes": 2, "env_kwargs": None, "trained_agent": "",
+        },
+    }  # fmt: skip
+    for name, content in dump.items():
+        pairs = yaml.safe_dump([[[key, value] for key, value in content.items()]])
+        (run / "CartPole-v1" / name).write_text(f"!!python/object/apply:collections.OrderedDict\n{pairs}")
+    for i in range(n_envs):
+        lines = [f'#{{"t_start": {1.7e9 + i}, "env_id": "CartPole-v1"}}', "r,l,t"]
+        lines += [f"{final + i},{100 // n_envs},{t}" for t in range(1, 11)]
+        (run / f"{i}.monitor.csv").write_text("\n".join(lines) + "\n")
+    np.savez(run / "evaluations.npz", timesteps=[500, 1000], results=[[1.0, 2.0], [3.0, 4.0]], ep_lengths=[[1, 1]] * 2)
+    if taken != 0:
+        with zipfile.ZipFile(run / "CartPole-v1.zip", "w") as archive:
+            archive.writestr("data", json.dumps({"num_timesteps": n_timesteps if taken is None else taken}))
+    return run
+
+
+def test_a_folder_of_rl_zoos(tmp_path):
+    zoo_run(tmp_path, n_envs=2, final=10.0)
+    ((record,), bad) = read_zoo_folder(tmp_path)
+    assert not bad
+    assert (record.spec.algo, record.spec.env_id, record.spec.seed) == ("uatrpo", "CartPole-v1", 0)
+    assert record.spec.n_timesteps == 1000
+    assert record.spec.settings == {"n_envs": 2, "policy": "MlpPolicy"}
+    # two environments of 50 steps each, stepped together
+    assert record.episodes["timesteps"] == [t for t in range(100, 1001, 100) for _ in range(2)]
+    assert sorted(set(record.episodes["returns"])) == [10.0, 11.0]
+    assert record.evaluations == {"timesteps": [500, 1000], "returns": [[1.0, 2.0], [3.0, 4.0]]}
+    assert record.started.startswith("2023-11-14")
+    # a record like any other
+    assert study.read_record(write_record(record, tmp_path / "records")) == record
+
+
+def test_report_on_a_folder_of_rl_zoos(tmp_path):
+    for seed in range(3):
+        zoo_run(tmp_path / "logs", number=seed + 1, seed=seed, final=100.0 + seed)
+        zoo_run(tmp_path / "logs", "ppo", number=seed + 1, seed=seed, final=80.0 + seed)
+    zoo_run(tmp_path / "logs", number=4, seed=7, taken=400)
+    zoo_run(tmp_path / "logs", number=5, seed=8, taken=0)
+    zoo_run(tmp_path / "logs", number=6, seed=1)
+    broken = zoo_run(tmp_path / "logs", number=7, seed=9)
+    (broken / "0.monitor.csv").write_text("#{")
+    text = report(tmp_path / "logs", tmp_path / "report").read_text(encoding="utf-8")
+    assert text.splitlines()[2].startswith("6 runs done, 2 failed, 2 left out")
+    said = section(text, "Runs")
+    assert "stopped after 400 of 1,000 steps" in said
+    assert "no CartPole-v1.zip: the run was killed, or is under way" in said
+    assert "- `CartPole-v1_6`: the same run as CartPole-v1_2: equal settings and seed" in said
+    assert "- `CartPole-v1_7`: JSONDecodeError" in said
+    (row,) = rows(section(text, "Differences"))
+    assert row[2:5] == ["uatrpo − ppo", "3, 3", "20.00"]
+    assert "No KL ratio in the records of ppo, uatrpo." in text
+    # far above, it could be anybody's
+    with pytest.raises(StudyError, match="neither a study"):
+        report(tmp_path, tmp_path / "report")
+    # one algorithm's folder, and one run's
+    assert len(read_folder(tmp_path / "logs" / "ppo")[0]) == 3
+    assert len(read_folder(tmp_path / "logs" / "ppo" / "CartPole-v1_1")[0]) == 1
+
+
+def test_a_run_that_was_repeated_after_a_failure_counts(tmp_path):
+    zoo_run(tmp_path, number=1, taken=0)
+    zoo_run(tmp_path, number=2)
+    records, bad = read_zoo_folder(tmp_path)
+    assert [record.status for record in records] == ["done"]
+    assert not bad
+
+
+def test_a_configuration_makes_no_objects(tmp_path):
+    run = zoo_run(tmp_path)
+    (run / "CartPole-v1" / "config.yml").write_text("!!python/object/apply:os.system ['touch made']")
+    records, ((path, reason),) = read_zoo_folder(tmp_path)
+    assert not records
+    assert path == run
+    assert "os.system" in reason
+
+
+# ------------------------------------------------------------------------------------------------------------- imports
+
+
+def test_the_public_names_are_there():
+    for name in study.__all__:
+        assert getattr(study, name).__module__.startswith("sb3_uatrpo.study.")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        study.nothing  # noqa: B018
+
+
+def test_importing_is_light():
+    def loaded(code: str, modules: str) -> str:
+        code = f"import sys; {code}; print(sorted(m for m in sys.modules if m.startswith({modules})))"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    heavy = "('scipy', 'rliable', 'seaborn', 'ray', 'pebble')"
+    assert loaded("from sb3_uatrpo.study import Record, StudyError, cvar", heavy) == "[]\n"
+    assert loaded("import sb3_uatrpo", "'sb3_uatrpo.study'") == "[]\n"

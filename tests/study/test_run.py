@@ -1,0 +1,396 @@
+"""Studies on this machine, as they are typed and as they are interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sb3_uatrpo.study import __main__ as command_line
+from sb3_uatrpo.study.record import read_records
+from sb3_uatrpo.study.runner import Outcome, run_study
+from sb3_uatrpo.study.settings import plan
+from sb3_uatrpo.study.study_folder import StudyFolder
+from sb3_uatrpo.study.worker import failed_record, run_one
+
+ROOT = Path(__file__).parents[2]
+STARTED = datetime(2026, 1, 1, tzinfo=timezone.utc)
+QUICK = ["n_steps:100", "batch_size:50", "sub_sampling_factor:2", "normalize:False"]
+
+
+def command(folder: Path, *more: str, seeds: str = "0-1", steps: int = 200, delay: float = 0.0) -> list[str]:
+    """A study of an environment that leaves the numbers of its processes in ``folder / "seen"``."""
+    seen = folder / "seen"
+    seen.mkdir(parents=True, exist_ok=True)
+    settings = [*QUICK, f"env_kwargs:{{'folder': {str(seen)!r}, 'delay': {delay}}}"]
+    task = ["--algo", "uatrpo", "--env", "tests.study.tasks:Waiting-v0", "--seeds", seeds]
+    options = [
+        "--n-timesteps",
+        str(steps),
+        "--params",
+        *settings,
+        "--eval-freq",
+        "0",
+        "--folder",
+        str(folder / "study"),
+    ]
+    return ["run", *task, *options, *more]
+
+
+def start(words: list[str], **environment: str) -> subprocess.Popen:
+    """A driver of its own, in a process group of its own, as a terminal would start it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    driver = [sys.executable, "-m", "sb3_uatrpo.study", *words]
+    return subprocess.Popen(driver, cwd=ROOT, start_new_session=True, env={**os.environ, **environment}, **pipes)
+
+
+@pytest.fixture
+def finish(capsys, monkeypatch):
+    """What a command prints; its driver is this process."""
+
+    def run(words: list[str], code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["study", *words])
+        ended = 0
+        try:
+            command_line.main()
+        except SystemExit as end:
+            ended = end.code
+        output = "".join(capsys.readouterr())
+        assert ended == code, output
+        return output
+
+    return run
+
+
+def wait_for(condition, timeout: float = 60.0):
+    """What the condition returns once it is true."""
+    end = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+    return result
+
+
+def runs_seen(folder: Path) -> list[int]:
+    return [int(path.name) for path in (folder / "seen").iterdir() if path.name.isdigit()]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # one that nobody has waited for yet is as good as gone
+    stat = Path(f"/proc/{process}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def records_of(folder: Path) -> dict[int, object]:
+    records, bad = read_records(folder / "study" / "records")
+    assert not bad
+    return {record.spec.seed: record for record in records}
+
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+
+def test_a_specification_gives_the_same_record_again():
+    (spec,) = plan(["uatrpo"], ["Pendulum-v1"], [3], 4000, eval_freq=2000, n_eval_episodes=2)
+    steps = []
+    first, second = run_one(spec, steps.append), run_one(spec)
+    assert first.status == "done", first.traceback
+    assert replace(second, wall_time=first.wall_time, started=first.started) == first
+    assert steps == sorted(steps)
+    assert steps[-1] == 4000
+
+    # four environments of 200 steps an episode
+    assert first.episodes["timesteps"] == [800 * i for i in range(1, 6) for _ in range(4)]
+    assert set(first.episodes["lengths"]) == {200}
+    assert first.evaluations["timesteps"] == [2000, 4000]
+    assert np.shape(first.evaluations["returns"]) == (2, 2)
+    # the last update too
+    assert first.updates["timesteps"] == [2000, 4000]
+    assert first.updates["n_updates"] == [1, 2]
+    assert all(value > 0 for value in first.updates["kl_ratio"])
+
+    (without,) = plan(["uatrpo"], ["Pendulum-v1"], [3], 4000, eval_freq=0)
+    assert run_one(without).episodes == first.episodes
+    (other,) = plan(["uatrpo"], ["Pendulum-v1"], [4], 4000, eval_freq=0)
+    assert run_one(other).episodes != first.episodes
+
+
+def test_a_run_is_the_one_of_rl_zoo(tmp_path):
+    """The same numbers as the Zoo's own command, with normalisation, a schedule and several environments."""
+    params = ["learning_rate:'lin_0.01'", "normalize:True"]
+    words = ["--algo", "ppo", "--env", "CartPole-v1", "-n", "1000", "--seed", "5", "--eval-freq", "-1", "-f", tmp_path]
+    zoo = [sys.executable, "-m", "sb3_uatrpo.zoo", "train", *map(str, words), "--device", "cpu", "-params", *params]
+    subprocess.run(zoo, cwd=ROOT, check=True, capture_output=True)
+    monitors = (tmp_path / "ppo" / "CartPole-v1_1").glob("*.monitor.csv")
+    theirs = sorted(float(line.split(",")[0]) for file in monitors for line in file.read_text().splitlines()[2:])
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [5], 1000, params, eval_freq=0)
+    assert spec.settings["n_envs"] > 1
+    assert sorted(run_one(spec).episodes["returns"]) == theirs
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "params"),
+    [
+        ("trpo", "CartPole-v1", ["n_steps:256", "n_envs:1", "batch_size:128"]),
+        ("a2c", "CartPole-v1", []),
+        ("dqn", "CartPole-v1", ["learning_starts:100"]),
+        ("sac", "Pendulum-v1", ["learning_starts:100", "train_freq:10", "gradient_steps:1"]),
+        ("ars", "CartPole-v1", ["n_delta:2"]),
+    ],
+)
+def test_other_algorithms_of_rl_zoo(algo, env_id, params):
+    (spec,) = plan([algo], [env_id], [0], 1000, params, eval_freq=500, n_eval_episodes=1)
+    record = run_one(spec)
+    assert record.status == "done", record.traceback
+    assert record.episodes["returns"]
+    assert record.episodes["timesteps"][-1] >= 900
+    assert len(record.evaluations["timesteps"]) >= 2
+    assert record.updates["timesteps"] or algo == "ars"
+    # of algorithms that learn after every few steps, a part
+    assert len(record.updates["timesteps"]) <= 10
+
+
+def test_a_failing_run_is_recorded(tmp_path):
+    (tmp_path / "broken").touch()
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}}}"
+    (spec,) = plan(["uatrpo"], ["tests.study.tasks:Waiting-v0"], [0], 200, [*QUICK, kwargs])
+    record = run_one(spec)
+    assert record.status == "failed"
+    assert record.traceback.strip().endswith("RuntimeError: the environment is broken")
+    assert record.episodes["returns"] == []
+
+
+# ------------------------------------------------------------------------------------------------------- whole studies
+
+
+def test_a_study_from_runs_to_pictures(tmp_path, finish):
+    words = ["--algo", "uatrpo", "trpo_matched", "--env", "CartPole-v1", "--n-timesteps", "2000", "--jobs", "2"]
+    folder = ["--folder", str(tmp_path / "study")]
+    assert "2 done, 0 failed" in finish(["run", *words, *folder])
+    files = list((tmp_path / "study" / "records").iterdir())
+    assert len(files) == 2
+    assert not (tmp_path / "study" / "locks").exists()
+    written = [file.stat().st_mtime_ns for file in files]
+
+    assert "2 of 2 runs have a record already" in finish(["run", *words, *folder])
+    assert [file.stat().st_mtime_ns for file in files] == written
+
+    finish(["report", *folder])
+    report = tmp_path / "study" / "report"
+    assert (report / "report.md").stat().st_size > 1000
+    assert list(report.glob("*.png"))
+    assert list(report.glob("*.svg"))
+
+
+def test_failures_corruption_parts_and_changed_settings(tmp_path, finish):
+    words = command(tmp_path)
+    (tmp_path / "seen" / "broken").touch()
+    said = finish(words, code=1)
+    assert "0 done, 2 failed" in said
+    assert "RuntimeError: the environment is broken" in said
+    traceback = records_of(tmp_path)[0].traceback
+    assert "in step" in traceback
+    assert "this is the last that it says" in traceback
+
+    # what failed is run again on request only
+    (tmp_path / "seen" / "broken").unlink()
+    assert "2 of 2 runs have a record already" in finish(words, code=1)
+    assert "2 done, 0 failed" in finish([*words, "--retry-failed"])
+
+    # so is what has a corrupted record, which is named
+    first, second = sorted((tmp_path / "study" / "records").iterdir())
+    first.write_text(first.read_text()[:100])
+    second.write_text("{}")
+    said = finish(words, code=1)
+    assert f"skipped corrupted record {first}" in said
+    assert f"skipped corrupted record {second}: not a record" in said
+    assert "0 done, 0 failed, 2 skipped" in said
+    assert "1 done, 0 failed, 0 skipped" in finish([*words, "--retry-corrupted", "--shard", "1/2"])
+    assert "1 done, 0 failed, 0 skipped" in finish([*words, "--retry-corrupted", "--shard", "2/2"])
+    assert list(records_of(tmp_path)) == [0, 1]
+
+    # a changed setting is another run
+    said = finish([*words, "--params", "trust_region_delta:0.02", "--shard", "1/2"])
+    assert "have a record already" not in said
+    records, _ = read_records(tmp_path / "study" / "records")
+    assert {record.spec.settings.get("trust_region_delta") for record in records} == {0.03, 0.02}
+
+
+def test_folders_are_merged(tmp_path, finish):
+    specs = plan(["ppo"], ["CartPole-v1"], [0, 1], 100)
+    done = [replace(failed_record(spec, "", STARTED), status="done", traceback=None) for spec in specs]
+    parts = [StudyFolder(tmp_path / str(i), create=True) for i in (0, 1)]
+    for part, record in zip(parts, done, strict=True):
+        part.write(record)
+    parts[1].write(failed_record(specs[0], "lost", STARTED))
+    (parts[0].records_path / "bad.json").write_text("{")
+
+    words = ["merge", "--folder", str(tmp_path / "all"), str(parts[1].path), str(parts[0].path)]
+    said = finish(words, code=1)
+    assert "skipped corrupted record" in said
+    # one that is done beats one that failed, and then what is there stays
+    assert StudyFolder(tmp_path / "all").read_all() == (done, [])
+    assert "0 records copied" in finish(words, code=1)
+
+
+def test_a_killed_worker_takes_no_other_with_it(tmp_path):
+    driver = start(command(tmp_path, "--jobs", "2", delay=0.01), OMP_NUM_THREADS="2")
+    workers = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
+    for worker in workers:
+        # fresh processes, not copies of the driver, whatever pebble calls the argument
+        assert b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        assert b"OMP_NUM_THREADS=1\0" in Path(f"/proc/{worker}/environ").read_bytes()
+    os.kill(workers[0], signal.SIGKILL)
+    said, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 1
+    assert "1 done, 1 failed" in said
+    (failed,) = (record for record in records_of(tmp_path).values() if record.status == "failed")
+    assert "exit code -9" in failed.traceback
+
+
+def test_a_killed_driver_loses_only_what_is_under_way(tmp_path, finish):
+    words = command(tmp_path, "--jobs", "1", delay=0.01)
+    driver = start(words)
+    wait_for(lambda: len(runs_seen(tmp_path)) == 2)
+    driver.kill()
+    # its worker notices, stops and so closes the pipe
+    driver.communicate(timeout=30)
+    assert not any(map(is_alive, runs_seen(tmp_path)))
+    assert list(records_of(tmp_path)) == [0]
+    said = finish(words)
+    assert "1 of 2 runs have a record already" in said
+    assert "2 done, 0 failed" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_loses_only_what_is_under_way(tmp_path, number):
+    driver = start(command(tmp_path, "--jobs", "1", delay=0.01))
+    wait_for(lambda: len(runs_seen(tmp_path)) == 2)
+    # Ctrl-C goes to the workers too, the signal that ends a job to its process
+    (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
+    said, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 130
+    assert said.splitlines()[-1] == "interrupted: finished runs are kept, and the same command goes on"
+    assert "Traceback" not in said
+    assert not any(map(is_alive, runs_seen(tmp_path)))
+    assert list(records_of(tmp_path)) == [0]
+    assert not (tmp_path / "study" / "locks").exists()
+
+
+def test_two_drivers_share_a_study(tmp_path):
+    words = command(tmp_path, "--jobs", "1", seeds="0-3")
+    drivers = [start(words), start(words)]
+    said = [driver.communicate(timeout=90)[0] for driver in drivers]
+    assert [driver.returncode for driver in drivers] == [0, 0], said
+    assert all("4 done, 0 failed" in text for text in said)
+    # neither repeated what the other did
+    assert sum(text.count("done   ") for text in said) == 4
+    assert len(records_of(tmp_path)) == 4
+    assert not (tmp_path / "study" / "locks").exists()
+
+
+def test_what_is_not_computed_yet_is_taken_over(tmp_path):
+    """A driver waits for a run of another, and runs it itself if the other gives up."""
+    specs = plan(["ppo"], ["CartPole-v1"], [0, 1], 100)
+    folder = StudyFolder(tmp_path / "study", create=True)
+    other = folder.claims()
+    theirs = other.__enter__()
+    assert theirs.take(specs[0])
+    said = []
+
+    class Instant:
+        """Has every record at once, and makes the other driver give up when there is nothing else to do."""
+
+        capacity = 2
+
+        def __init__(self, say):
+            self.records = []
+
+        def submit(self, spec):
+            self.records.append(replace(failed_record(spec, "", STARTED), status="done", traceback=None))
+
+        def collect(self, timeout):
+            said.append(len(self.records))
+            if len(said) == 3:
+                other.__exit__(None, None, None)
+            records, self.records = self.records, []
+            return records
+
+        def steps(self):
+            return {}
+
+        def stop(self):
+            said.append("stopped")
+
+    assert run_study(specs, folder, Instant) == Outcome(done=2, failed=[], corrupted=[], n_skipped=0)
+    assert said[:3] == [1, 0, 0]
+    assert said[-1] == "stopped"
+    assert sum(said[:-1]) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("run", [*PLAN, "--algo", "uatrpoo"], "unknown algorithm 'uatrpoo'; did you mean 'uatrpo'?"),
+        ("run", [*PLAN, "--env", "CartPole-v9"], "unknown environment 'CartPole-v9'"),
+        ("run", [*PLAN, "--params", "gama:1"], "unknown hyperparameter 'gama' of ppo"),
+        ("run", [*PLAN, "--noise", "0", "1"], "ppo has no adversarial_noise"),
+        ("run", [*PLAN, "--noise", "-1"], "-1.0 is not in the range x>=0"),
+        ("run", [*PLAN, "--seeds", "one"], "a seed is an integer"),
+        ("run", [*PLAN, "--seeds", "3-1"], "a seed is an integer"),
+        ("run", [*PLAN, "--shard", "3/2"], "a part is written i/n"),
+        ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
+        ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster is host:port or auto"),
+        ("run", [*PLAN, "--nonsense"], "No such option"),
+        ("run", ["--algo", "ppo"], "Missing option"),
+        ("run", [*PLAN, "--folder", "NOT_A_STUDY"], "is not the folder of a study"),
+        ("run", [*PLAN, "--folder", "NEWER"], "is a study of another format"),
+        ("merge", ["NOT_A_STUDY"], "is not the folder of a study"),
+        ("report", ["--folder", "NOT_A_STUDY"], ""),
+        ("report", ["--folder", "EMPTY"], "no records"),
+    ],
+)
+def test_bad_input_is_one_line(name, words, message, tmp_path, finish):
+    for folder, content in (("NOT_A_STUDY", None), ("EMPTY", '{"format": 1}'), ("NEWER", '{"format": 9}')):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "something").touch()
+        if content:
+            (tmp_path / folder / "study.json").write_text(content)
+    words = [str(tmp_path / word) if (tmp_path / word).is_dir() else word for word in words]
+    folder = [] if "--folder" in words else ["--folder", str(tmp_path / "new")]
+    said = finish([name, *folder, *words], code=2)
+    assert said.startswith("Error: ")
+    assert message in said
+    assert len(said.splitlines()) == 1
+
+
+def test_options_take_several_values():
+    words = "--folder f --algo a b --env e --seeds 0 2-4 --noise 0 1 --params gamma:-1 x:2 --retry-failed --algo c"
+    context = command_line.run.make_context("run", words.split())
+    assert context.params["algos"] == ("a", "b", "c")
+    assert context.params["seeds"] == ([0], [2, 3, 4])
+    assert context.params["noise"] == (0.0, 1.0)
+    assert context.params["params"] == ("gamma:-1", "x:2")
+    assert context.params["retry_failed"]
+
+
+def test_imports_are_light():
+    code = "import sys, sb3_uatrpo.study; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for heavy in ("rl_zoo3", "matplotlib", "pandas", "scipy", "ray", "rliable", "pebble", "click"):
+        assert f"'{heavy}'" not in loaded

@@ -1,0 +1,120 @@
+from dataclasses import fields, replace
+
+import pytest
+
+from sb3_uatrpo.study.errors import StudyError
+from sb3_uatrpo.study.runner import shard
+from sb3_uatrpo.study.settings import parse_value, plan
+from sb3_uatrpo.study.specification import RunSpec
+
+SPEC = RunSpec("ppo", "CartPole-v1", 0, 100, "", {"gamma": 0.9, "n_envs": 2}, 0, 5)
+
+
+def test_a_key_follows_from_everything_but_the_order():
+    assert replace(SPEC, settings={"n_envs": 2, "gamma": 0.9}).key() == SPEC.key()
+    # what is on disk must be found again, so this never changes
+    assert SPEC.key() == "72c4cd7020"
+    others = ["a2c", "Pendulum-v1", 1, 101, "x=1", {"gamma": 0.91, "n_envs": 2}, 1, 6]
+    changed = [replace(SPEC, **{field.name: value}) for field, value in zip(fields(SPEC), others, strict=True)]
+    assert len({spec.key() for spec in [SPEC, *changed]}) == 1 + len(others)
+    assert len({SPEC, *changed}) == 1 + len(others)
+
+
+def test_names():
+    spec = replace(SPEC, env_id="module:ALE/Pong-v5", variant="noise=1,gamma=0.9", seed=12)
+    assert spec.file_name == f"ppo_module-ALE-Pong-v5_noise=1-gamma=0.9_s12_{spec.key()}.json"
+    assert str(spec) == "ppo (noise=1,gamma=0.9) on module:ALE/Pong-v5, seed 12"
+
+
+def test_a_plan_is_the_product():
+    noise = {"adversarial_noise": [0.0, 1.0]}
+    specs = plan(["uatrpo", "trpo_matched"], ["Hopper-v4", "HalfCheetah-v4"], [0, 1, 2], 1000, vary=noise)
+    assert len(specs) == len(set(specs)) == 2 * 2 * 3 * 2
+    # seed after seed, so that what is there is balanced at any time
+    assert [spec.seed for spec in specs] == sorted(spec.seed for spec in specs)
+    for spec in specs:
+        assert spec.settings.get("adversarial_noise") == (1.0 if spec.variant == "noise=1" else None)
+    plain = plan(["uatrpo", "trpo_matched"], ["Hopper-v4", "HalfCheetah-v4"], [0, 1, 2], 1000)
+    assert set(plain) < set(specs)
+
+
+def test_the_papers_algorithms_are_matched():
+    for env_id in ("Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Swimmer-v4"):
+        ours, theirs = (spec.settings for spec in plan(["uatrpo", "trpo_matched"], [env_id], [0]))
+        assert {"gamma", "gae_lambda", "n_steps", "normalize", "sub_sampling_factor"} <= set(ours) & set(theirs)
+        assert all(ours[name] == theirs[name] for name in set(ours) & set(theirs))
+
+
+def test_parts_are_disjoint_and_everything():
+    specs = plan(["ppo"], ["CartPole-v1"], range(10), 100)
+    parts = [shard(specs, i, 3) for i in (1, 2, 3)]
+    assert [len(part) for part in parts] == [4, 3, 3]
+    assert set().union(*parts) == set(specs)
+
+
+def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
+    (spec,) = plan(["trpo"], ["CartPole-v1"], [0])
+    assert spec.settings["policy"] == "MlpPolicy"
+    assert spec.n_timesteps == 100_000
+    assert "n_timesteps" not in spec.settings
+
+    file = tmp_path / "own.yml"
+    file.write_text("default:\n  policy: MlpPolicy\n  n_timesteps: 5e3\n  gamma: 0.5\n")
+    specs = plan(
+        ["trpo", "ppo"],
+        ["CartPole-v1"],
+        [0],
+        params=["gamma:0.6", "ppo.gamma:0.7", "policy_kwargs:dict(activation_fn=nn.ReLU)"],
+        conf_files=[f"trpo:{file}"],
+    )
+    assert specs[0].n_timesteps == 5000
+    assert specs[0].settings == {
+        "policy": "MlpPolicy",
+        "gamma": 0.6,
+        "policy_kwargs": "dict(activation_fn=nn.ReLU)",
+    }
+    assert specs[1].settings["gamma"] == 0.7
+    both = plan(["trpo", "ppo"], ["CartPole-v1"], [0], conf_files=[str(file)])
+    assert [spec.settings["gamma"] for spec in both] == [0.5, 0.5]
+
+
+def test_values_are_read_as_python_writes_them():
+    values = ["0.1", "1e-3", "True", "[1, 2]", "lin_0.1", "dict(a=1)", "'text'"]
+    assert [parse_value(text) for text in values] == [0.1, 0.001, True, [1, 2], "lin_0.1", "dict(a=1)", "text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algos": ["uatrpoo"]}, "unknown algorithm 'uatrpoo'; did you mean 'uatrpo'?"),
+        ({"algos": ["x"]}, "known are a2c, ars"),
+        ({"env_ids": ["Pendulum-v7"]}, "unknown environment 'Pendulum-v7'; did you mean"),
+        ({"env_ids": ["no_such_module:Odd-v0"]}, "No module named 'no_such_module'"),
+        ({"params": ["gama:0.9"]}, "unknown hyperparameter 'gama' of ppo; did you mean 'gamma'?"),
+        ({"params": ["seed:1"]}, "unknown hyperparameter 'seed' of ppo"),
+        ({"params": ["gamma"]}, "a setting is written name:value, but it is 'gamma'"),
+        ({"params": ["trpo.gamma:0.9"]}, "'trpo', which is not in the study"),
+        ({"params": ["gamma:{1, 2}"]}, "write it as a string"),
+        (
+            {"vary": {"adversarial_noise": [0.0, 1.0]}},
+            "ppo has no adversarial_noise (--noise); uatrpo and trpo_matched",
+        ),
+        ({"vary": {"gama": [1]}}, "unknown hyperparameter 'gama'"),
+        ({"conf_files": ["no_such_file.yml"]}, "No such file"),
+        ({"conf_files": ["EMPTY"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["OTHERS"]}, "not found for ppo-CartPole-v1"),
+        ({"conf_files": ["BROKEN"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["LIST"]}, "ppo on CartPole-v1"),
+    ],
+)
+def test_what_does_not_exist_is_named(changes, message, tmp_path):
+    files = {"EMPTY": "", "OTHERS": "Acrobot-v1:\n  policy: MlpPolicy\n", "BROKEN": "a: [", "LIST": "- 1\n"}
+    for name, text in files.items():
+        (tmp_path / f"{name}.yml").write_text(text)
+    if changes.get("conf_files", [""])[0] in files:
+        changes = {"conf_files": [str(tmp_path / f"{changes['conf_files'][0]}.yml")]}
+    arguments = {"algos": ["ppo"], "env_ids": ["CartPole-v1"], "seeds": [0], "n_timesteps": 10, **changes}
+    with pytest.raises(StudyError) as caught:
+        plan(**arguments)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,289 @@
+"""Against values computed by hand, against scipy, and by property."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from rliable import metrics
+from scipy import stats
+
+from sb3_uatrpo.study import statistics
+from sb3_uatrpo.study.statistics import cvar, final_return, learning_curve
+
+RETURNS = st_numpy.arrays(
+    np.float64, st.integers(1, 12), elements=st.floats(-1e4, 1e4, allow_subnormal=False, width=32)
+)
+KAPPA = st.floats(1e-3, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+
+def test_final_return_by_hand():
+    timesteps, returns = [100, 500, 900, 901, 1000], [1.0, 2.0, 3.0, 10.0, 20.0]
+    assert final_return(timesteps, returns, 1000) == 15.0
+    assert final_return(timesteps, returns, 1000, share=1.0) == np.mean(returns)
+    assert final_return(timesteps, returns, 1000, share=0.5) == 11.0
+
+
+def test_final_return_of_long_episodes_is_that_of_the_last():
+    assert final_return([300, 600], [1.0, 2.0], 1000) == 2.0
+    assert math.isnan(final_return([], [], 1000))
+
+
+def test_episodes_that_end_after_the_budget_count():
+    assert final_return([900, 1001, 1200], [1.0, 2.0, 4.0], 1000) == 3.0
+
+
+def test_learning_curve_by_hand():
+    curve = learning_curve([10, 20, 30, 60], [1.0, 3.0, 5.0, 7.0], [5, 10, 20, 30, 40, 50, 60, 80], window=20)
+    np.testing.assert_array_equal(curve, [np.nan, 1.0, 2.0, 4.0, 5.0, 5.0, 7.0, 7.0])
+
+
+def test_learning_curve_ends_in_the_final_return():
+    rng = np.random.default_rng(0)
+    timesteps = np.sort(rng.integers(1, 1000, 60))
+    returns = rng.normal(size=60)
+    curve = learning_curve(timesteps, returns, np.linspace(10, 1000, 50), window=100)
+    assert curve[-1] == final_return(timesteps, returns, 1000)
+
+
+@pytest.mark.parametrize(
+    ("timesteps", "returns", "share", "message"),
+    [
+        ([1, 2], [1.0], 0.1, "of one length"),
+        ([2, 1], [1.0, 2.0], 0.1, "ascend"),
+        ([1, 2], [1.0, 2.0], 0.0, "share must be a number in"),
+    ],
+)
+def test_malformed_episodes_are_refused(timesteps, returns, share, message):
+    with pytest.raises(ValueError, match=message):
+        final_return(timesteps, returns, 10, share)
+
+
+# --------------------------------------------------------------------------------------------------------------- CVaR
+
+
+@pytest.mark.parametrize(
+    ("kappa", "expected"),
+    [(1.0, 4.0), (0.25, 1.0), (0.2, 1.0), (0.01, 1.0), (0.5, 1.5), (0.375, (1 + 0.5 * 2) / 1.5), (0.75, 6 / 3)],
+)
+def test_cvar_by_hand(kappa, expected):
+    assert cvar([10.0, 2.0, 3.0, 1.0], kappa) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cvar_of_fifty_runs_is_the_mean_of_the_worst_ten():
+    x = np.random.default_rng(0).normal(size=50)
+    assert cvar(x, 0.2) == pytest.approx(np.sort(x)[:10].mean(), rel=1e-12)
+
+
+def test_cvar_is_the_average_quantile():
+    """CVaR_κ = 1/κ ∫_0^κ q(u) du, by a fine sum over scipy's quantiles of the empirical distribution."""
+    x = np.random.default_rng(1).normal(size=7)
+    for kappa in (0.05, 0.3, 0.77, 1.0):
+        u = (np.arange(200_000) + 0.5) / 200_000 * kappa
+        expected = stats.mstats.mquantiles(x, np.minimum(np.ceil(u * 7) / 7, 1.0), alphap=0, betap=1).mean()
+        assert cvar(x, kappa) == pytest.approx(expected, abs=1e-4)
+
+
+def test_cvar_shapes():
+    x = np.arange(24.0).reshape(2, 3, 4)
+    assert cvar(x, 0.3).shape == (2, 3)
+    assert cvar(x, [0.3, 1.0], axis=1).shape == (2, 2, 4)
+    np.testing.assert_allclose(cvar(x, [0.3, 1.0], axis=0)[1], x.mean(0))
+
+
+def test_cvar_does_not_hide_a_missing_return():
+    assert np.isnan(cvar([1.0, np.nan, 2.0], 0.2))
+
+
+@pytest.mark.parametrize("kappa", [0.0, -0.1, 1.1, np.nan, [0.5, 2.0]])
+def test_kappa_out_of_bounds(kappa):
+    with pytest.raises(ValueError, match=r"kappa must be in \(0, 1\]"):
+        cvar([1.0], kappa)
+
+
+def test_cvar_of_nothing():
+    with pytest.raises(ValueError, match="one run at least"):
+        cvar([], 0.5)
+
+
+@settings(deadline=None)
+@given(RETURNS)
+def test_cvar_at_one_is_the_mean(x):
+    assert cvar(x, 1.0) == pytest.approx(x.mean(), rel=1e-9, abs=1e-6)
+
+
+@settings(deadline=None)
+@given(RETURNS, KAPPA, KAPPA)
+def test_cvar_grows_with_kappa(x, first, second):
+    low, high = cvar(x, sorted([first, second]))
+    assert low <= high + 1e-6
+    assert x.min() - 1e-6 <= low
+    assert high <= x.mean() + 1e-6
+
+
+@settings(deadline=None)
+@given(RETURNS, KAPPA, st.floats(-1e3, 1e3), st.floats(0.0, 100.0))
+def test_cvar_moves_and_scales_with_the_returns(x, kappa, shift, scale):
+    assert cvar(scale * x + shift, kappa) == pytest.approx(scale * cvar(x, kappa) + shift, rel=1e-6, abs=1e-3)
+
+
+@settings(deadline=None)
+@given(RETURNS, KAPPA, st.randoms(use_true_random=False))
+def test_cvar_does_not_know_the_order_of_runs(x, kappa, random):
+    shuffled = list(x)
+    random.shuffle(shuffled)
+    assert cvar(shuffled, kappa) == cvar(x, kappa)
+
+
+@pytest.mark.parametrize(
+    ("n_runs", "kappa", "expected"), [(4, 0.2, 1), (15, 0.2, 3), (6, 0.2, 2), (50, 1.0, 50), (1, 0.1, 1)]
+)
+def test_runs_behind_cvar(n_runs, kappa, expected):
+    assert statistics.runs_behind_cvar(n_runs, kappa) == expected
+
+
+# ---------------------------------------------------------------------------------------------------- other statistics
+
+
+def test_standard_error_against_scipy():
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    np.testing.assert_allclose(statistics.standard_error(x), stats.sem(x, axis=0), rtol=1e-12)
+    x[1:, 0] = np.nan
+    x[2, 1] = np.nan
+    error = statistics.standard_error(x)
+    assert np.isnan(error[0])
+    np.testing.assert_allclose(error[1:], stats.sem(x[:, 1:], axis=0, nan_policy="omit").data, rtol=1e-12)
+
+
+def test_share_at_least():
+    assert statistics.share_at_least([1.0, 2.0, 3.0, np.nan], 2.0) == pytest.approx(2 / 3)
+    assert math.isnan(statistics.share_at_least([np.nan], 2.0))
+
+
+def test_welch_against_scipy():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(1.0, 1.0, 5), rng.normal(0.0, 3.0, 9)
+    expected = stats.ttest_ind(x, y, equal_var=False)
+    np.testing.assert_allclose(statistics.welch_test(x, y), (expected.statistic, expected.pvalue), rtol=1e-9)
+
+
+def test_welch_where_runs_end_alike():
+    assert all(map(math.isnan, statistics.welch_test([500.0, 500.0], [500.0, 500.0])))
+    assert all(map(math.isnan, statistics.welch_test([500.0], [1.0, 2.0])))
+    t, p = statistics.welch_test([500.0] * 4, [500.0, 480.0, 490.0, 470.0])
+    assert t > 0
+    assert 0 < p < 1
+
+
+# ----------------------------------------------------------------------------------------------------------- intervals
+
+
+def test_bootstrap_against_scipy():
+    x = np.random.default_rng(0).normal(size=20)
+    got = statistics.bootstrap_mean(x, n_resamples=999, seed=3)
+    expected = stats.bootstrap((x,), np.mean, n_resamples=999, method="percentile", rng=np.random.default_rng(3))
+    np.testing.assert_allclose(got, (x.mean(), *expected.confidence_interval), rtol=1e-12)
+    assert got == statistics.bootstrap_mean(x, n_resamples=999, seed=3)
+    assert got != statistics.bootstrap_mean(x, n_resamples=999, seed=4)
+
+
+def test_the_interval_of_a_mean_covers_it():
+    """With 20 normal runs, about 93 of 100 percentile intervals hold the true mean."""
+    rng = np.random.default_rng(0)
+    intervals = statistics.bootstrap_mean(rng.normal(size=(300, 20)), n_resamples=999)
+    assert 0.88 <= np.mean((intervals.low <= 0) & (0 <= intervals.high)) <= 0.97
+
+
+def test_bands_hold_their_estimate_and_have_its_shape():
+    x = np.random.default_rng(0).normal(size=8)
+    kappas = np.linspace(0.05, 1.0, 20)
+    band = statistics.bootstrap_cvar(x, kappas, n_resamples=500)
+    np.testing.assert_array_equal(band.value, cvar(x, kappas))
+    assert band.low.shape == band.high.shape == (20,)
+    assert np.all((band.low <= band.value) & (band.value <= band.high))
+    curves = np.random.default_rng(0).normal(size=(6, 8))
+    assert statistics.bootstrap_cvar(curves, 0.2, n_resamples=500).low.shape == (6,)
+
+
+def test_differences():
+    x, y = np.array([3.0, 4.0, 5.0]), np.array([1.0, 1.5])
+    mean = statistics.difference_of_means(x, y, n_resamples=500)
+    assert mean.value == 4.0 - 1.25
+    assert 1.5 <= mean.low <= mean.value <= mean.high <= 4.0
+    worst = statistics.difference_of_cvars(x, y, 0.2, n_resamples=500)
+    assert worst.value == 2.0
+    assert 1.5 <= worst.low <= worst.high <= 4.0
+    np.testing.assert_allclose(statistics.difference_of_cvars(x, y, 1.0, n_resamples=500), mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "interval",
+    [
+        lambda x: statistics.bootstrap_mean(x),
+        lambda x: statistics.bootstrap_cvar(x, 0.2),
+        lambda x: statistics.difference_of_means(x, [1.0, 2.0]),
+        lambda x: statistics.difference_of_cvars([1.0, 2.0], x, 0.2),
+        lambda x: statistics.interquartile_mean(x),
+        lambda x: statistics.probability_of_improvement(x, [1.0, 2.0]),
+        lambda x: statistics.performance_profile(x, [1.0, 2.0]),
+    ],
+)
+def test_one_run_has_no_interval(interval):
+    value, low, high = interval([1.5])
+    assert np.all(np.isfinite(value))
+    assert np.all(np.isnan(low))
+    assert np.all(np.isnan(high))
+
+
+@pytest.mark.parametrize("n_runs", [2, 3, 4])
+def test_runs_that_end_alike_have_intervals_of_no_width(n_runs):
+    solved = np.full(n_runs, 500.0)
+    for estimate in (
+        statistics.bootstrap_mean(solved, n_resamples=100),
+        statistics.bootstrap_cvar(solved, 0.2, n_resamples=100),
+        statistics.interquartile_mean(solved, n_resamples=100),
+    ):
+        assert tuple(float(np.squeeze(x)) for x in estimate) == (500.0, 500.0, 500.0)
+    assert tuple(map(float, map(np.squeeze, statistics.probability_of_improvement(solved, solved)))) == (0.5, 0.5, 0.5)
+
+
+# ------------------------------------------------------------------------------------------------------------- rliable
+
+
+@pytest.mark.parametrize("n_runs", [2, 3, 4, 9])
+def test_interquartile_mean(n_runs):
+    x = np.random.default_rng(0).normal(size=n_runs)
+    estimate = statistics.interquartile_mean(x, n_resamples=200)
+    assert estimate.value[0] == pytest.approx(np.sort(x)[n_runs // 4 : n_runs - n_runs // 4].mean())
+    assert estimate.low[0] <= estimate.value[0] <= estimate.high[0]
+    matrix = np.random.default_rng(0).normal(size=(n_runs, 3))
+    assert statistics.interquartile_mean(matrix, n_resamples=50).value == metrics.aggregate_iqm(matrix)
+
+
+def test_probability_of_improvement_by_hand():
+    # of six pairs, X is above in four, and equal in one
+    estimate = statistics.probability_of_improvement([1.0, 2.0, 3.0], [1.0, 1.5], n_resamples=200)
+    assert estimate.value[0] == pytest.approx(4.5 / 6)
+    assert 0 <= estimate.low[0] <= estimate.value[0] <= estimate.high[0] <= 1
+
+
+def test_performance_profile_by_hand():
+    estimate = statistics.performance_profile([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 3.5, 5.0], n_resamples=200)
+    np.testing.assert_array_equal(estimate.value, [1.0, 0.5, 0.25, 0.0])
+    assert np.all((estimate.low <= estimate.value) & (estimate.value <= estimate.high))
+
+
+def test_rliable_is_repeatable_and_leaves_the_global_generator_alone():
+    x = np.random.default_rng(0).normal(size=6)
+    np.random.seed(7)
+    expected = np.random.random()
+    np.random.seed(7)
+    first = statistics.interquartile_mean(x, n_resamples=100, seed=1)
+    assert np.random.random() == expected
+    second = statistics.interquartile_mean(x, n_resamples=100, seed=1)
+    np.testing.assert_array_equal(first, second)
