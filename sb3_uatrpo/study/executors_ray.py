@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -193,8 +195,12 @@ def _connect(address: str) -> None:
             _probe(host, int(port))
         except OSError as error:
             raise StudyError(f"no Ray cluster answers at {host}:{port}: {error.strerror or error}") from error
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Ray's own handler ends the process before the runs are
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
     except Exception as error:
         raise StudyError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
 
