@@ -9,6 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
@@ -31,8 +32,12 @@ def sampler_of(policy: ActorCriticPolicy) -> Sampler:
     modules = plain_actor(policy)
     space = policy.observation_space
     as_floats = isinstance(space, spaces.Box) and not (policy.normalize_images and is_image_space(space))
-    gaussian = isinstance(policy.action_dist, DiagGaussianDistribution)
-    if modules is not None and as_floats and gaussian and not any(map(has_hooks, policy.modules())):
+    standard = (
+        type(policy.pi_features_extractor) is FlattenExtractor
+        and isinstance(policy.action_dist, DiagGaussianDistribution)
+        and not any(map(has_hooks, policy.modules()))
+    )
+    if modules is not None and as_floats and standard:
         return _gaussian_mlp_sampler(policy, modules)
     return partial(_sample, policy)
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.distributions import (
     MultiCategoricalDistribution,
 )
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.torch_layers import MlpExtractor
 from torch import nn
 
 from sb3_uatrpo.core.layers import Layer
@@ -26,7 +26,7 @@ _DISTRIBUTIONS = (
 
 def plain_actor(policy: ActorCriticPolicy) -> list[nn.Module] | None:
     """
-    The actor's modules if it is a plain chain: flattened observations, linear layers, activations without parameters.
+    The actor's modules if it is a plain chain: features and activations without parameters, and linear layers.
 
     :param policy: any policy
     :return: linear layers and activations in the order in which they are applied, or None for any other actor
@@ -34,7 +34,7 @@ def plain_actor(policy: ActorCriticPolicy) -> list[nn.Module] | None:
     if (
         type(policy).get_distribution is not ActorCriticPolicy.get_distribution
         or type(policy)._get_action_dist_from_latent is not ActorCriticPolicy._get_action_dist_from_latent
-        or type(policy.pi_features_extractor) is not FlattenExtractor
+        or any(True for _ in policy.pi_features_extractor.parameters())
         or type(policy.mlp_extractor) is not MlpExtractor
         or type(policy.action_dist) not in _DISTRIBUTIONS
     ):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,11 +25,17 @@ from tests.reference import (
 )
 
 GSDE = {"use_sde": True}
+VECTORS = spaces.Dict({"one": spaces.Box(-1.0, 1.0, (2,), np.float32), "other": spaces.Discrete(3)})
 CASES = {
     **{name: {"action_space": name} for name in ACTION_SPACES},
     "deep": {"action_space": "box", "policy_kwargs": {"net_arch": [4, 3, 2]}},
     "relu": {"action_space": "multi_discrete", "policy_kwargs": {"net_arch": [5, 4], "activation_fn": th.nn.ReLU}},
     "no_hidden_layer": {"action_space": "box_matrix", "policy_kwargs": {"net_arch": []}},
+    "dict_of_vectors": {
+        "action_space": "box",
+        "observation_space": VECTORS,
+        "policy": DoubleMultiInputPolicy,
+    },
     # parameters of an activation belong to no linear layer
     "prelu": {"action_space": "box", "policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.PReLU}},
     "gsde": {"action_space": "box", **GSDE},
@@ -164,7 +171,7 @@ def test_both_matrices_are_symmetric_and_positive_semidefinite(seed):
     assert min(estimates.quadratic_forms(x[:, 0])) >= 0.0
 
 
-LAYERED = [*ACTION_SPACES, "deep", "relu", "no_hidden_layer"]
+LAYERED = [*ACTION_SPACES, "deep", "relu", "no_hidden_layer", "dict_of_vectors"]
 
 
 @pytest.mark.parametrize("name", CASES)
