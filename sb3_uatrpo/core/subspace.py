@@ -23,8 +23,8 @@ RESOLUTION = th.finfo(th.float32).eps
 #: Y'Y squares the singular values, so those at a cut t are known to ε/t² of float64. With the cut above this bound,
 #: from 839 parameters on, that is 2e-8, finer than the statistic itself, and much cheaper than a QR decomposition.
 CUT_FOR_GRAM = 1e-4
-#: Rows of Y taken to float64 at once.
-ROWS_AT_ONCE = 8192
+#: Rows of Y taken to float64 at once: few, so that their copies come from memory that is already there.
+ROWS_AT_ONCE = 512
 
 PROJECTION_SOLVERS = ("least_squares", "nystrom")
 

@@ -263,9 +263,9 @@ def test_a_killed_driver_loses_only_what_is_under_way(tmp_path, finish):
     driver = start(words)
     wait_for(lambda: len(runs_seen(tmp_path)) == 2)
     driver.kill()
-    # its worker notices, stops and so closes the pipe
+    # its worker notices, closes the pipe and ends
     driver.communicate(timeout=30)
-    assert not any(map(is_alive, runs_seen(tmp_path)))
+    wait_for(lambda: not any(map(is_alive, runs_seen(tmp_path))), timeout=30)
     assert list(records_of(tmp_path)) == [0]
     said = finish(words)
     assert "1 of 2 runs have a record already" in said
