@@ -222,22 +222,23 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, picture: Path) -> None:
     """Speeds with their ranges, and the stages of our updates."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     environments = list(table["task"].unique())
-    speeds = table.dropna(subset=["steps/s"])
+    bare = table[table["algorithm"] == "bare environment"].set_index("task")["steps/s"]
+    speeds = table.dropna(subset=["of TRPO"])
     names = list(speeds["algorithm"].unique())
     width = 0.8 / len(names)
     for i, name in enumerate(names):
         own = speeds[speeds["algorithm"] == name].set_index("task").loc[environments]
         errors = np.abs(own[["slowest", "fastest"]].to_numpy().T - own["steps/s"].to_numpy())
         places = np.arange(len(environments)) + (i - (len(names) - 1) / 2) * width
-        color = "lightgrey" if name == "bare environment" else f"C{i}"
-        left.bar(places, own["steps/s"], width, yerr=errors, label=name, color=color, error_kw={"elinewidth": 0.8})
-    left.set_xticks(range(len(environments)), environments)
+        left.bar(places, own["steps/s"], width, yerr=errors, label=name, color=f"C{i}", error_kw={"elinewidth": 0.8})
+    labels = [f"{env_id}\n(alone {bare[env_id]:,.0f})" for env_id in environments]
+    left.set_xticks(range(len(environments)), labels)
     left.set(ylabel="environment steps per second", title="median, slowest and fastest update")
-    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.08), ncols=3)
-    labels = breakdown["task"].str.replace("-v4", "") + "\n" + breakdown["algorithm"]
+    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=5)
+    bars = breakdown["task"].str.replace("-v4", "") + "\n" + breakdown["algorithm"]
     bottom = np.zeros(len(breakdown))
     for i, stage in enumerate([*STAGES, "rest"]):
-        right.bar(labels, breakdown[stage], bottom=bottom, label=stage, color=f"C{i}")
+        right.bar(bars, breakdown[stage], bottom=bottom, label=stage, color=f"C{i}")
         bottom += breakdown[stage].to_numpy()
     right.set(ylabel=f"ms for {N_STEPS} steps and one update", title="where the time goes")
     right.tick_params(axis="x", labelsize=7)

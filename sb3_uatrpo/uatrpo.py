@@ -229,7 +229,8 @@ class UATRPO(TrustRegionAlgorithm):
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
         # A moving average never recovers from a NaN
-        if not (bool(fisher.isfinite().all()) and bool(covariance.isfinite().all())):
+        extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])  # isfinite would copy both
+        if not bool(extremes.isfinite().all()):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
         statistic = sketch.advance(fisher, covariance, self._coefficient(estimates))
         found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver)

@@ -22,7 +22,7 @@ import sys
 from ray.cluster_utils import Cluster
 
 node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-cluster = Cluster(True, head_node_args={**node, "node_ip_address": "127.0.0.1", "temp_dir": sys.argv[1]})
+cluster = Cluster(True, head_node_args={**node, "node_ip_address": "127.0.0.1"})
 second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
 print(cluster.address, flush=True)
 if sys.stdin.readline():
@@ -37,9 +37,11 @@ cluster.shutdown()
 def cluster():
     # the names of its sockets would be too long below pytest's folders
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        environment = {**os.environ, **LOOPBACK_ONLY, "RAY_ENABLE_AUTO_CONNECT": "0"}
+        # all that it writes, also the address of the cluster that is running, which might be another one's
+        own_folder = {"RAY_TMPDIR": folder, "RAY_ENABLE_AUTO_CONNECT": "0"}
+        environment = {**os.environ, **LOOPBACK_ONLY, **own_folder}
         with subprocess.Popen(
-            [sys.executable, "-c", CLUSTER, folder],
+            [sys.executable, "-c", CLUSTER],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
