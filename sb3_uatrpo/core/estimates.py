@@ -23,13 +23,13 @@ from functools import cached_property, reduce
 import torch as th
 
 #: A graph of the policy may keep this many bytes of activations; more steps are taken in parts.
-GRAPH_BYTES = 64 * 2**20
+GRAPH_BYTES = 16 * 2**20
 #: Products with many columns take this many steps at once, or as many as have graphs of so many bytes, whichever is
 #: more: wide chunks of few steps are faster on a CPU than narrow ones of many, whose temporaries leave its cache.
 PRODUCT_STEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
 #: The columns taken at once are as many as keep their temporaries near this many bytes.
-COLUMN_BYTES = 32 * 2**20
+COLUMN_BYTES = 12 * 2**20
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,8 @@ class SampleEstimates:
         covariance = matrix.new_zeros(n_columns, self.n_params).T
         mean = self.gradient() @ matrix
         steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, PRODUCT_GRAPH_BYTES // self._bytes_per_step))
-        width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 8 * self.n_params))
+        # of each column: its copy in pieces, and what is pulled back for F̂ and Σ̂, in parts and joined
+        width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
         for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):
                 columns = slice(start, min(start + width, n_columns))
