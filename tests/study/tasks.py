@@ -9,16 +9,21 @@ import numpy as np
 from gymnasium import spaces
 
 
+def processes_seen(folder: Path) -> list[int]:
+    """The numbers of the processes that have used an environment with this folder."""
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
 class Waiting(gym.Env):
     """
     Episodes of ten steps. While the file ``broken`` is in its folder, a step raises an exception.
 
     :param folder: where each process that uses the environment leaves an empty file called by its number
-    :param delay: seconds of each step
+    :param hold_from: of the processes that came, this one and those after it wait for the file ``go``
     """
 
-    def __init__(self, folder: str, delay: float = 0.0, render_mode: str | None = None):
-        self.folder, self.delay = Path(folder), delay
+    def __init__(self, folder: str, hold_from: int | None = None, render_mode: str | None = None):
+        self.folder, self.hold_from = Path(folder), hold_from
         self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.steps = 0
@@ -26,6 +31,10 @@ class Waiting(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         (self.folder / str(os.getpid())).touch()
+        while self.hold_from is not None and len(processes_seen(self.folder)) >= self.hold_from:
+            if (self.folder / "go").exists():
+                break
+            time.sleep(0.02)
         self.steps = 0
         return self._observation(), {}
 
@@ -33,7 +42,6 @@ class Waiting(gym.Env):
         if (self.folder / "broken").exists():
             print("this is the last that it says")
             raise RuntimeError("the environment is broken")
-        time.sleep(self.delay)
         self.steps += 1
         return self._observation(), float(action), self.steps == 10, False, {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.study.test_run import ROOT, command, records_of, runs_seen, start, wait_for
+from tests.study.test_run import PATIENCE, ROOT, command, let_go, records_of, runs_seen, start, wait_for
 
 # Without it, Ray takes the loopback address for the machine's outward one, and connects to that
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -51,7 +51,7 @@ def cluster():
         ) as process:
             yield process
             process.stdin.close()
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=PATIENCE) == 0
 
 
 def parent_of(process: int) -> str:
@@ -62,7 +62,7 @@ def parent_of(process: int) -> str:
 def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     address = cluster.stdout.readline().strip()
     assert address.startswith("127.0.0.1:")
-    words = command(tmp_path, "--ray", address, seeds="0-2", delay=0.03)
+    words = command(tmp_path, "--ray", address, seeds="0-2", hold_from=1)
     driver = start(words, **LOOPBACK_ONLY)
     # one run on each node is half-way
     running = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
@@ -70,7 +70,8 @@ def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     cluster.stdin.write("kill\n")
     cluster.stdin.flush()
     assert cluster.stdout.readline() == "killed\n"
-    said, _ = driver.communicate(timeout=120)
+    let_go(tmp_path)
+    said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 0, said
     assert "3 done, 0 failed" in said
     assert said.count("retried uatrpo") == 1
@@ -84,7 +85,7 @@ def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     (tmp_path / "seen" / "broken").touch()
     again = command(tmp_path, "--ray", address, seeds="3")
     driver = start(again, **LOOPBACK_ONLY)
-    said, _ = driver.communicate(timeout=120)
+    said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 1, said
     assert "0 done, 1 failed" in said
     assert "retried" not in said
@@ -104,13 +105,13 @@ def test_an_address_without_a_cluster(tmp_path):
         thread = threading.Thread(target=answer)
         thread.start()
         driver = start(command(tmp_path, "--ray", f"127.0.0.1:{port}"), **LOOPBACK_ONLY)
-        said, _ = driver.communicate(timeout=60)
+        said, _ = driver.communicate(timeout=PATIENCE)
         thread.join()
     assert driver.returncode == 2
     assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: what answers there is something else\n"
 
     driver = start(command(tmp_path, "--ray", f"127.0.0.1:{port}"), **LOOPBACK_ONLY)
-    said, _ = driver.communicate(timeout=60)
+    said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 2
     assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: Connection refused\n"
     assert not (tmp_path / "study" / "records").exists()

@@ -18,21 +18,24 @@ from sb3_uatrpo.study.runner import Outcome, run_study
 from sb3_uatrpo.study.settings import plan
 from sb3_uatrpo.study.study_folder import StudyFolder
 from sb3_uatrpo.study.worker import failed_record, run_one
+from tests.study.tasks import processes_seen
 
 ROOT = Path(__file__).parents[2]
+#: Seconds until a test gives up: what it waits for happens within a few on a machine with nothing else to do
+PATIENCE = 300.0
 STARTED = datetime(2026, 1, 1, tzinfo=timezone.utc)
 QUICK = ["n_steps:100", "batch_size:50", "sub_sampling_factor:2", "normalize:False"]
 
 
-def command(folder: Path, *more: str, seeds: str = "0-1", steps: int = 200, delay: float = 0.0) -> list[str]:
-    """A study of an environment that leaves the numbers of its processes in ``folder / "seen"``."""
+def command(folder: Path, *more: str, seeds: str = "0-1", hold_from: int | None = None) -> list[str]:
+    """A study of an environment that leaves the numbers of its processes in ``folder / "seen"``, and waits there."""
     seen = folder / "seen"
     seen.mkdir(parents=True, exist_ok=True)
-    settings = [*QUICK, f"env_kwargs:{{'folder': {str(seen)!r}, 'delay': {delay}}}"]
+    settings = [*QUICK, f"env_kwargs:{{'folder': {str(seen)!r}, 'hold_from': {hold_from}}}"]
     task = ["--algo", "uatrpo", "--env", "tests.study.tasks:Waiting-v0", "--seeds", seeds]
     options = [
         "--n-timesteps",
-        str(steps),
+        "200",
         "--params",
         *settings,
         "--eval-freq",
@@ -68,7 +71,7 @@ def finish(capsys, monkeypatch):
     return run
 
 
-def wait_for(condition, timeout: float = 60.0):
+def wait_for(condition, timeout: float = PATIENCE):
     """What the condition returns once it is true."""
     end = time.monotonic() + timeout
     while not (result := condition()):
@@ -78,7 +81,11 @@ def wait_for(condition, timeout: float = 60.0):
 
 
 def runs_seen(folder: Path) -> list[int]:
-    return [int(path.name) for path in (folder / "seen").iterdir() if path.name.isdigit()]
+    return processes_seen(folder / "seen")
+
+
+def let_go(folder: Path) -> None:
+    (folder / "seen" / "go").touch()
 
 
 def is_alive(process: int) -> bool:
@@ -244,14 +251,15 @@ def test_folders_are_merged(tmp_path, finish):
 
 
 def test_a_killed_worker_takes_no_other_with_it(tmp_path):
-    driver = start(command(tmp_path, "--jobs", "2", delay=0.01), OMP_NUM_THREADS="2")
+    driver = start(command(tmp_path, "--jobs", "2", hold_from=1), OMP_NUM_THREADS="2")
     workers = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
     for worker in workers:
         # fresh processes, not copies of the driver, whatever pebble calls the argument
         assert b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
         assert b"OMP_NUM_THREADS=1\0" in Path(f"/proc/{worker}/environ").read_bytes()
     os.kill(workers[0], signal.SIGKILL)
-    said, _ = driver.communicate(timeout=60)
+    let_go(tmp_path)
+    said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 1
     assert "1 done, 1 failed" in said
     (failed,) = (record for record in records_of(tmp_path).values() if record.status == "failed")
@@ -259,14 +267,15 @@ def test_a_killed_worker_takes_no_other_with_it(tmp_path):
 
 
 def test_a_killed_driver_loses_only_what_is_under_way(tmp_path, finish):
-    words = command(tmp_path, "--jobs", "1", delay=0.01)
+    words = command(tmp_path, "--jobs", "1", hold_from=2)
     driver = start(words)
     wait_for(lambda: len(runs_seen(tmp_path)) == 2)
     driver.kill()
     # its worker notices, closes the pipe and ends
-    driver.communicate(timeout=30)
-    wait_for(lambda: not any(map(is_alive, runs_seen(tmp_path))), timeout=30)
+    driver.communicate(timeout=PATIENCE)
+    wait_for(lambda: not any(map(is_alive, runs_seen(tmp_path))))
     assert list(records_of(tmp_path)) == [0]
+    let_go(tmp_path)
     said = finish(words)
     assert "1 of 2 runs have a record already" in said
     assert "2 done, 0 failed" in said
@@ -274,11 +283,11 @@ def test_a_killed_driver_loses_only_what_is_under_way(tmp_path, finish):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_loses_only_what_is_under_way(tmp_path, number):
-    driver = start(command(tmp_path, "--jobs", "1", delay=0.01))
+    driver = start(command(tmp_path, "--jobs", "1", hold_from=2))
     wait_for(lambda: len(runs_seen(tmp_path)) == 2)
     # Ctrl-C goes to the workers too, the signal that ends a job to its process
     (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
-    said, _ = driver.communicate(timeout=30)
+    said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 130
     assert said.splitlines()[-1] == "interrupted: finished runs are kept, and the same command goes on"
     assert "Traceback" not in said
@@ -290,7 +299,7 @@ def test_an_interruption_loses_only_what_is_under_way(tmp_path, number):
 def test_two_drivers_share_a_study(tmp_path):
     words = command(tmp_path, "--jobs", "1", seeds="0-3")
     drivers = [start(words), start(words)]
-    said = [driver.communicate(timeout=90)[0] for driver in drivers]
+    said = [driver.communicate(timeout=PATIENCE)[0] for driver in drivers]
     assert [driver.returncode for driver in drivers] == [0, 0], said
     assert all("4 done, 0 failed" in text for text in said)
     # neither repeated what the other did
