@@ -23,8 +23,7 @@ myst_heading_anchors = 3
 
 html_theme = "sphinx_rtd_theme"
 html_static_path = ["_static"]
-# the theme never breaks lines within a table
-html_css_files = ["tables.css"]
+html_css_files = ["layout.css"]
 # Markdown sources are in the repository
 html_copy_source = False
 html_show_sourcelink = False
