@@ -28,6 +28,9 @@ html_css_files = ["layout.css"]
 html_copy_source = False
 html_show_sourcelink = False
 
+# J'HJ is a product, and no quotation
+smartquotes = False
+
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 # 6e-4 and 2**30 as the signatures have them
