@@ -1,4 +1,4 @@
-# Set-up and go: `make train` and `make test` need nothing but Python 3.10 or later and make.
+# Set-up and go: `make train`, `make test` and `make docs` need nothing but Python 3.10 or later and make.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ SEED ?= 0
 # The networks are small: one thread is faster than many
 export OMP_NUM_THREADS := 1
 
-.PHONY: train test test-oldest lint type format pytest conformance clean
+.PHONY: train test docs test-oldest lint type format pytest conformance clean
 
 # Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. The filter
 # is for setuptools, which warns at every editable installation.
@@ -20,7 +20,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools wheel
 	PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,ray,study,zoo,tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,ray,study,zoo,docs,tests]"
 	touch $(READY)
 
 train: $(READY)
@@ -38,6 +38,10 @@ type: $(READY)
 # One process for each core, each with files of its own
 pytest: $(READY)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# The documentation site, build/docs/index.html; a warning is an error
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/doctrees docs build/docs
 
 # All tests with the oldest versions that setup.cfg allows; what is heavy is borrowed from .venv through a path file
 OLDEST := .venv-oldest

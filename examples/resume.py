@@ -33,9 +33,10 @@ def main(args: list[str] | None = None) -> UATRPO:
 
     env = VecNormalize.load(
         str(options.folder / f"rl_model_vecnormalize_{options.n_timesteps}_steps.pkl"),
-        make_vec_env("Pendulum-v1", seed=1),
+        make_vec_env("Pendulum-v1"),
     )
-    model = UATRPO.load(options.folder / f"rl_model_{options.n_timesteps}_steps", env=env, device="cpu")
+    # load() seeds the environment and the global generators: with the old seed they would repeat their beginning
+    model = UATRPO.load(options.folder / f"rl_model_{options.n_timesteps}_steps", env=env, device="cpu", seed=1)
     # without reset_num_timesteps=False the count of steps, and with it the schedules, would start again
     model.learn(options.n_timesteps, reset_num_timesteps=False)
     print(f"went on from step {options.n_timesteps} to step {model.num_timesteps}")

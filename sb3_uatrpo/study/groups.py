@@ -26,6 +26,7 @@ class Group:
     :param env_id: environment
     :param variant: how the runs differ from the algorithm's plain settings, "" if they do not
     :param label: the algorithm's name, and what tells it apart from others with the same name
+    :param spec: specification of the first run; the others differ from it in their seed alone
     :param records: runs that are done and have a training return, by seed; only their order tells runs apart below
     :param without_return: runs that are done, but in which no episode ended or the return is not finite
     :param failed: runs that failed

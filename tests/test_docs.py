@@ -1,0 +1,67 @@
+"""The documentation site builds without a warning, and links between files of the repository lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def inline(page: Path) -> Iterator[Token]:
+    for token in MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8")):
+        yield from token.children or []
+
+
+def links(page: Path) -> set[str]:
+    """What a page links to and the pictures that it shows, but for other sites."""
+    targets = {token.attrs.get("href", token.attrs.get("src")) for token in inline(page)} - {None}
+    return {str(target) for target in targets if not re.match("https?:", str(target))}
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of headings, as Git hosting sites name them."""
+    tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
+    headings = [text.content for tag, text in pairwise(tokens) if tag.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(ROOT), f"{link} leaves the repository"
+        assert target.exists(), f"{link} is not there"
+        if anchor:
+            assert anchor in anchors(target), f"{link} has no such heading"
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
+    result = subprocess.run(
+        [*command, "-d", tmp_path / "doctrees", ROOT / "docs", tmp_path / "html"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    front = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
+    # a page, an anchor of another page, a picture, and a file of the repository
+    for found in ('href="results.html"', 'href="rl_zoo.html#what-the-hook-costs"', "_images/hopper_1m.png"):
+        assert found in front
+    assert re.search(r'href="_downloads/\w+/shortest.py"', front)
+    # no page of a Markdown file is left out, and none links to a Markdown file
+    for page in (ROOT / "docs").rglob("*.md"):
+        html = tmp_path / "html" / page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert not re.search(r'href="(?!https?:)[^"]*\.md["#]', html.read_text(encoding="utf-8"))
