@@ -16,7 +16,6 @@ import argparse
 import json
 import platform
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 import gymnasium as gym
-import matplotlib
+import matplotlib.pyplot as plt
 import mujoco
 import numpy as np
 import pandas as pd
@@ -33,28 +32,12 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecNormalize
+from train_mujoco import make_env
 
 import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
 from sb3_uatrpo.core.estimates import SampleEstimates
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-# The paper's tasks are the old versions, and Gymnasium says so each time one is made
-warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
-
-
-def warn_of_mujoco(message: str) -> None:
-    """What MuJoCo warns of, but for an attribute in Gymnasium's own file for HalfCheetah."""
-    if "settotalmass" not in message:
-        warnings.warn(f"MuJoCo: {message}", stacklevel=2)
-
-
-mujoco.set_mju_user_warning(warn_of_mujoco)
 
 N_STEPS = 1000
 SHARED: dict[str, Any] = {"n_steps": N_STEPS, "gamma": 0.995, "gae_lambda": 0.97, "seed": 0, "device": "cpu"}
@@ -92,10 +75,6 @@ class Clock:
                     self._within[-1] += passed
 
         return timed
-
-
-def make_env(env_id: str) -> VecNormalize:
-    return VecNormalize(make_vec_env(env_id, seed=0), norm_reward=False, gamma=SHARED["gamma"])
 
 
 def one_update(model: OnPolicyAlgorithm) -> tuple[float, float]:
@@ -171,7 +150,7 @@ def matrix_product_seconds(model: UATRPO) -> float:
 
 def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The contenders in turns: a row for each of them, and a row for each of our breakdowns."""
-    models = {name: make(make_env(env_id)) for name, make in CONTENDERS.items()}
+    models = {name: make(make_env(env_id, SHARED["gamma"], seed=0)) for name, make in CONTENDERS.items()}
     for model in models.values():
         model.learn(warm_up * N_STEPS)
     totals: dict[str, list[float]] = defaultdict(list)

@@ -3,10 +3,11 @@
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from io import TextIOBase
@@ -153,10 +154,19 @@ def run_quietly(spec: RunSpec, report: Callable[[int], None]) -> Record:
     """
     output = _Tail()
     with redirect_stdout(output), redirect_stderr(output):
+        _let_mujoco_warn_here()
         record = run_one(spec, report)
     if record.traceback and output.text:
         record = replace(record, traceback=record.traceback + OUTPUT_HEADING + output.text)
     return record
+
+
+def _let_mujoco_warn_here() -> None:
+    """Where all else does, in Python's standard error: MuJoCo writes past it, and to a file in the current folder."""
+    with suppress(ImportError):
+        import mujoco
+
+        mujoco.set_mju_user_warning(lambda message: print(f"MuJoCo: {message}", file=sys.stderr))
 
 
 @contextmanager

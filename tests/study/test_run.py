@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sb3_uatrpo.study import __main__ as command_line
+from sb3_uatrpo.study.executors import run_quietly
 from sb3_uatrpo.study.record import read_records
 from sb3_uatrpo.study.runner import Outcome, run_study
 from sb3_uatrpo.study.settings import plan
@@ -165,6 +166,16 @@ def test_other_algorithms_of_rl_zoo(algo, env_id, params):
     assert record.updates["timesteps"] or algo == "ars"
     # of algorithms that learn after every few steps, a part
     assert len(record.updates["timesteps"]) <= 10
+
+
+def test_a_run_leaves_the_terminal_and_the_folder_alone(tmp_path, monkeypatch, capfd):
+    """MuJoCo warns of a file of Gymnasium's, past Python."""
+    monkeypatch.chdir(tmp_path)
+    params = ["n_steps:100", "batch_size:50"]
+    (spec,) = plan(["uatrpo"], ["HalfCheetah-v4"], [0], 100, params, eval_freq=0)
+    assert run_quietly(spec, lambda steps: None).status == "done"
+    assert capfd.readouterr() == ("", "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failing_run_is_recorded(tmp_path):
