@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -131,17 +132,22 @@ def run_in_child(spec: RunSpec, steps: Any, scratch: str) -> Record:
     :param scratch: folder for the run's temporary files
     :return: the run's record
     """
-    driver = multiprocessing.parent_process()
     tempfile.tempdir = scratch
+    threading.Thread(target=_end_with_the_driver, args=(scratch,), daemon=True).start()
 
     def report(n: int) -> None:
         steps.value = n
-        if driver is not None and not driver.is_alive():
-            # nobody is left to take the result, or to clean up
-            shutil.rmtree(scratch, ignore_errors=True)
-            os._exit(1)
 
     return run_quietly(spec, report)
+
+
+def _end_with_the_driver(scratch: str) -> None:
+    """Wait beside the run, whatever it is busy with, until nobody is left to take the result, or to clean up."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)
 
 
 def run_quietly(spec: RunSpec, report: Callable[[int], None]) -> Record:
