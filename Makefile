@@ -12,15 +12,17 @@ SEED ?= 0
 # The networks are small: one thread is faster than many
 export OMP_NUM_THREADS := 1
 
-.PHONY: train test docs test-oldest lint type format pytest conformance clean
+.PHONY: train test docs test-oldest lint type format pytest conformance dist clean
 
-# Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. The filter
-# is for setuptools, which warns at every editable installation.
+# Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. With
+# CONSTRAINTS= on the command line it is the newest that setup.cfg allows. The filter is for setuptools, which warns at
+# every editable installation.
+CONSTRAINTS := -c constraints.txt
 $(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --upgrade pip setuptools wheel
 	PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[mujoco,ray,study,zoo,docs,tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --no-build-isolation -e ".[mujoco,ray,study,zoo,docs,tests]"
 	touch $(READY)
 
 train: $(READY)
@@ -74,6 +76,12 @@ conformance: $(CONFORMANCE)/pyproject.toml
 	for class in UATRPO MatchedTRPO; do CONFORMANCE_CLASS=$$class $(BIN)/python -m pytest -p tests.conformance -q -rxXs \
 		-c $(CONFORMANCE)/pyproject.toml --rootdir $(CONFORMANCE) \
 		$(CONFORMANCE_TESTS:%=$(CONFORMANCE)/tests/test_%.py) || exit 1; done
+
+# What is published, with the links as they are here; .github/workflows/release.yml says how it is released
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch as th
@@ -14,11 +14,11 @@ from sb3_uatrpo.arguments import check_choice, check_integer, check_real
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
-from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, subspace_direction
+from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
 from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
 
-SAMPLE_UNITS = ("trajectory", "step")
-STEP_LENGTH_SAMPLES = ("subsample", "batch")
+SampleUnit = Literal["trajectory", "step"]
+StepLengthSamples = Literal["subsample", "batch"]
 
 
 class UATRPO(TrustRegionAlgorithm):
@@ -103,10 +103,10 @@ class UATRPO(TrustRegionAlgorithm):
         confidence_alpha: float = 0.05,
         n_projections: int = 200,
         ema_beta: float = 0.9,
-        sample_unit: str = "trajectory",
+        sample_unit: SampleUnit = "trajectory",
         sub_sampling_factor: int = 10,
-        step_length_samples: str = "subsample",
-        projection_solver: str = "least_squares",
+        step_length_samples: StepLengthSamples = "subsample",
+        projection_solver: ProjectionSolver = "least_squares",
         sketch_memory_limit: int = 2**30,
         normalize_advantage: bool = True,
         adversarial_noise: float = 0.0,
@@ -174,8 +174,8 @@ class UATRPO(TrustRegionAlgorithm):
         check_real("confidence_alpha", self.confidence_alpha, 0.0, 1.0)
         check_integer("n_projections", self.n_projections, 1)
         check_real("ema_beta", self.ema_beta, 0.0, 1.0, low_included=True)
-        check_choice("sample_unit", self.sample_unit, SAMPLE_UNITS)
-        check_choice("step_length_samples", self.step_length_samples, STEP_LENGTH_SAMPLES)
+        check_choice("sample_unit", self.sample_unit, get_args(SampleUnit))
+        check_choice("step_length_samples", self.step_length_samples, get_args(StepLengthSamples))
         check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
         check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
 

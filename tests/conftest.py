@@ -1,5 +1,38 @@
-"""One thread: the networks are small, and how many threads add up changes last digits."""
+"""One thread: the networks are small, and how many threads add up changes last digits. And one build for all tests."""
 
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
 import torch as th
+from filelock import FileLock
+
+from tests.installing import run
 
 th.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> Path:
+    """What git would give to somebody else, wheel and sdist in its ``dist/``: builds leave no trace in the checkout."""
+    base = tmp_path_factory.getbasetemp()
+    # each process of pytest-xdist has a folder within that of the run, and the first to come here builds for all
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = base / "source" / "sb3_uatrpo"
+    with FileLock(base / "source.lock"):
+        if not folder.exists():
+            ignored = (".git", ".venv*", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache")
+            root = Path(__file__).parents[1]
+            shutil.copytree(root, folder, symlinks=True, ignore=shutil.ignore_patterns(*ignored))
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(source) -> dict[str, Path]:
+    """The wheel and the sdist."""
+    (wheel,) = (source / "dist").glob("*.whl")
+    (sdist,) = (source / "dist").glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist}

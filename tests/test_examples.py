@@ -9,7 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -132,6 +134,35 @@ def test_measure_kl_ratio(tmp_path):
 )
 def test_bad_input_is_one_clear_line(tmp_path, script, args, said):
     assert said in run(tmp_path, script, *args, code=2)
+
+
+def outputs_of(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR", "TMPDIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    # its first cell installs the package only where it is not there
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    notebook = nbformat.read(EXAMPLES / "pendulum.ipynb", as_version=4)
+    (settings,) = (cell for cell in notebook.cells if "N_TIMESTEPS = 100_000" in cell.source)
+    settings.source = settings.source.replace("100_000", "6_000")
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = outputs_of(notebook)
+    # nothing is said to stderr, warnings included
+    assert {output.name for output in outputs if output.output_type == "stream"} == {"stdout"}
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+
+
+def test_the_notebook_is_kept_with_its_pictures():
+    path = EXAMPLES / "pendulum.ipynb"
+    assert path.stat().st_size < 300_000
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == [1, 2, 3, 4, 5, 6, 7]
+    assert sum("image/png" in output.get("data", {}) for output in outputs_of(notebook)) == 2
 
 
 def test_benchmark_startup(tmp_path):

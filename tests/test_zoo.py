@@ -5,10 +5,6 @@ The environments borrow what is heavy from the one that runs the tests, through 
 """
 
 import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 import types
 from pathlib import Path
 
@@ -19,63 +15,10 @@ import yaml
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.zoo import register, registration, search_space
+from tests.installing import environment, pip, run, site_packages
 
 ROOT = Path(__file__).parents[1]
 HOOK = "sb3_uatrpo_zoo_hook"
-
-
-def run(*command: str | Path, cwd: Path, code: int = 0, **environment: str) -> str:
-    """Run a command and return what it printed."""
-    # a path to this checkout would hide what is not installed
-    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SB3_UATRPO_NO_HOOK")}
-    result = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**clean, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "MUJOCO_GL": "egl", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = result.stdout + result.stderr
-    assert result.returncode == code, output
-    return output
-
-
-@pytest.fixture(scope="session")
-def source(tmp_path_factory) -> Path:
-    """What git would give to somebody else: builds leave no trace in the checkout."""
-    folder = tmp_path_factory.mktemp("source") / "sb3_uatrpo"
-    ignored = shutil.ignore_patterns(".git", ".venv*", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def built(source) -> dict[str, Path]:
-    """The wheel and the sdist."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", cwd=source)
-    (wheel,) = (source / "dist").glob("*.whl")
-    (sdist,) = (source / "dist").glob("*.tar.gz")
-    return {"wheel": wheel, "sdist": sdist}
-
-
-def environment(folder: Path) -> Path:
-    """A fresh environment that borrows what is heavy; its Python."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    # path files within a borrowed folder are not read, so nothing that is installed here in editable mode is borrowed
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
-
-
-def pip(python: Path, *args: str | Path, cwd: Path) -> str:
-    return run(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *args, cwd=cwd)
-
-
-def site_packages(python: Path) -> Path:
-    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
-    return site
 
 
 KNOWS = (

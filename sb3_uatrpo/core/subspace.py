@@ -15,6 +15,7 @@ thresholds below are part of the method.
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch as th
 
@@ -26,7 +27,8 @@ CUT_FOR_GRAM = 1e-4
 #: Rows of Y taken to float64 at once: few, so that their copies come from memory that is already there.
 ROWS_AT_ONCE = 512
 
-PROJECTION_SOLVERS = ("least_squares", "nystrom")
+ProjectionSolver = Literal["least_squares", "nystrom"]
+PROJECTION_SOLVERS: tuple[ProjectionSolver, ...] = get_args(ProjectionSolver)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class SubspaceDirection:
 
 
 def subspace_direction(
-    statistic: th.Tensor, omega: th.Tensor, gradient: th.Tensor, projection_solver: str = "least_squares"
+    statistic: th.Tensor, omega: th.Tensor, gradient: th.Tensor, projection_solver: ProjectionSolver = "least_squares"
 ) -> SubspaceDirection:
     """
     Uncertainty-aware update direction (paper, Algorithm 1, with the appendix's projection of an averaged matrix).

@@ -79,10 +79,12 @@ __all__ = [
 _MODULES = ("errors", "specification", "record", "statistics", "groups", "plots", "report")
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in _MODULES:
-            found = getattr(import_module(f"{__name__}.{module}"), name, None)
-            if found is not None:
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for module in _MODULES:
+                found = getattr(import_module(f"{__name__}.{module}"), name, None)
+                if found is not None:
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

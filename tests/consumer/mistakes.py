@@ -1,0 +1,22 @@
+"""Mistakes of a user, each of which `mypy --strict` finds: the comment is the code of its error. It is never run."""
+
+from sb3_uatrpo import UATRPO, MatchedTRPO, study
+from sb3_uatrpo.study.settings import plan
+
+UATRPO("MlpPolicy", "CartPole-v1", sample_unit="episode")  # arg-type
+UATRPO("MlpPolicy", "CartPole-v1", step_length_samples="all")  # arg-type
+UATRPO("MlpPolicy", "CartPole-v1", projection_solver="qr")  # arg-type
+UATRPO("MlpPolicy", "CartPole-v1", n_projections=20.0)  # arg-type
+UATRPO("MlpPolicy", "CartPole-v1", trust_region_delta="0.03")  # arg-type
+UATRPO("MlpPolicy", "CartPole-v1", target_kl=0.01)  # call-arg
+UATRPO(int, "CartPole-v1")  # arg-type
+UATRPO("MlpPolicy")  # call-arg
+MatchedTRPO("MlpPolicy", "CartPole-v1", cg_damping=None)  # arg-type
+MatchedTRPO("MlpPolicy", "CartPole-v1", n_projections=20)  # call-arg
+
+baseline: MatchedTRPO = UATRPO.load("model")  # assignment
+trained: MatchedTRPO = UATRPO("MlpPolicy", "CartPole-v1").learn(1)  # assignment
+UATRPO("MlpPolicy", "CartPole-v1").learn("1000")  # arg-type
+print(UATRPO("MlpPolicy", "CartPole-v1").sketsh)  # attr-defined
+plan(["uatrpo"], ["CartPole-v1"], seeds=0)  # arg-type
+study.conditional_value_at_risk([1.0])  # attr-defined

@@ -1,0 +1,79 @@
+"""What a user of sb3_uatrpo might write. `mypy --strict` has nothing to say about it, and it runs."""
+
+from pathlib import Path
+
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+from typing_extensions import assert_type
+
+from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy, __version__, study
+from sb3_uatrpo.study.settings import plan
+from sb3_uatrpo.study.worker import run_one
+from sb3_uatrpo.zoo import register
+
+
+class Careful(UATRPO):
+    """A class of the user's own."""
+
+
+class StopWhenUnknown(BaseCallback):
+    """Ends the training when proposed steps are far larger than estimated."""
+
+    def _on_step(self) -> bool:
+        return float(self.logger.name_to_value["train/kl_ratio"]) < 100.0
+
+
+def train(folder: Path) -> UATRPO:
+    env = VecNormalize(make_vec_env("Pendulum-v1", n_envs=2, seed=0), norm_reward=False)
+    model = UATRPO(
+        MlpPolicy,
+        env,
+        learning_rate=lambda remaining: 1e-3 * remaining,
+        n_steps=100,
+        batch_size=50,
+        n_projections=20,
+        sample_unit="step",
+        step_length_samples="batch",
+        projection_solver="nystrom",
+        policy_kwargs={"net_arch": [16]},
+        seed=0,
+        device="cpu",
+    )
+    callbacks = CallbackList([StopWhenUnknown(), CheckpointCallback(100, str(folder))])
+    assert_type(model.learn(400, callback=callbacks), UATRPO)
+    assert_type(model.learn(200, callback=lambda in_learn, in_module: True), UATRPO)
+    assert_type(model.trust_region_delta, float)
+    assert_type(model.sketch.n_bytes, int)
+    model.save(folder / "model")
+
+    loaded = UATRPO.load(folder / "model", env=env, device="cpu")
+    assert_type(loaded, UATRPO)
+    assert_type(Careful.load(folder / "model", env=env, device="cpu").learn(200), Careful)
+    actions, _ = loaded.predict(env.observation_space.sample(), deterministic=True)
+    assert actions.shape == (1,)
+    return loaded
+
+
+def baseline() -> MatchedTRPO:
+    model = MatchedTRPO("MlpPolicy", "CartPole-v1", n_steps=100, target_kl=0.02, device="cpu")
+    return assert_type(model.learn(100), MatchedTRPO)
+
+
+def make_studies(folder: Path) -> None:
+    specs = assert_type(plan(["uatrpo"], ["Pendulum-v1"], seeds=[0], n_timesteps=400, eval_freq=0), list[study.RunSpec])
+    record = assert_type(run_one(specs[0]), study.Record)
+    assert_type(study.write_record(record, folder), Path)
+    records, _ = study.read_records(folder)
+    group = study.group_records(records)[0]
+    estimate = assert_type(study.bootstrap_cvar(group.final_returns, kappa=0.5), study.Estimate)
+    print(group.label, estimate.value)
+
+
+if __name__ == "__main__":
+    register()
+    print(__version__, [policy.__name__ for policy in (MlpPolicy, CnnPolicy, MultiInputPolicy)])
+    here = Path("consumer")
+    here.mkdir()
+    print(train(here).num_timesteps, baseline().num_timesteps)
+    make_studies(here / "records")

@@ -1,0 +1,137 @@
+"""What is published: the contents of wheel and sdist, their metadata, and one version everywhere."""
+
+import configparser
+import re
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sb3_uatrpo import __version__
+from tests.installing import run
+
+ROOT = Path(__file__).parents[1]
+HOOK = "sb3_uatrpo_zoo_hook"
+PACKAGE = {
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "sb3_uatrpo").rglob("*")
+    if path.is_file() and path.suffix in (".py", ".yml", ".typed")
+}
+DOCUMENTS = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md"}
+BUILD = {"MANIFEST.in", "_build_backend.py", "pyproject.toml", "setup.cfg"}
+EGG_INFO = {"PKG-INFO", "SOURCES.txt", "dependency_links.txt", "requires.txt", "top_level.txt"}
+
+
+@pytest.fixture(scope="module")
+def metadata(built) -> Message:
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        return Parser().parsestr(wheel.read(f"sb3_uatrpo-{__version__}.dist-info/METADATA").decode())
+
+
+def test_the_wheel_holds_the_package_and_its_hook(built):
+    assert built["wheel"].name == f"sb3_uatrpo-{__version__}-py3-none-any.whl"
+    assert built["wheel"].stat().st_size < 150_000
+    about = {f"sb3_uatrpo-{__version__}.dist-info/{name}" for name in ("METADATA", "RECORD", "WHEEL", "top_level.txt")}
+    licence = {f"sb3_uatrpo-{__version__}.dist-info/licenses/LICENSE"}
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        assert wheel.testzip() is None
+        hook = {f"{HOOK}{suffix}" for suffix in (".py", ".pth", ".start")}
+        assert set(wheel.namelist()) == PACKAGE | hook | about | licence
+
+
+def test_the_sdist_holds_what_a_build_needs(built):
+    assert built["sdist"].name == f"sb3_uatrpo-{__version__}.tar.gz"
+    assert built["sdist"].stat().st_size < 150_000
+    with tarfile.open(built["sdist"]) as sdist:
+        names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
+    made = {"PKG-INFO", *(f"sb3_uatrpo.egg-info/{name}" for name in EGG_INFO)}
+    assert names == PACKAGE | {f"{HOOK}.py"} | DOCUMENTS | BUILD | made
+
+
+def test_the_metadata_is_complete(metadata):
+    assert metadata["Name"] == "sb3_uatrpo"
+    assert metadata["Version"] == __version__
+    assert metadata["Author"] == "The sb3_uatrpo contributors"
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "UA-TRPO" in metadata["Summary"]
+    assert {"reinforcement-learning", "TRPO", "stable-baselines3"} <= set(metadata["Keywords"].split(","))
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert metadata.get_all("Provides-Extra") == ["mujoco", "zoo", "study", "ray", "tests"]
+    needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert {re.split(r"[<>=]", line)[0] for line in needed} == {"stable-baselines3", "torch", "gymnasium", "numpy"}
+    assert metadata.get_payload() == (ROOT / "README.md").read_text()
+
+
+def test_twine_accepts_both(built, tmp_path):
+    said = run(sys.executable, "-m", "twine", "check", "--strict", *built.values(), cwd=tmp_path)
+    assert said.count("PASSED") == 2
+
+
+def test_continuous_integration_runs_on_the_versions_that_are_named(metadata):
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(metadata.get_all("Classifier")))
+    assert jobs["test"]["strategy"]["matrix"]["python"] == named
+    assert metadata["Requires-Python"] == f">={named[0]}"
+
+
+def test_the_version_is_the_same_everywhere():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+    newest = re.search(r"^## \[(.+?)\] - (\d{4}-\d\d-\d\d|Unreleased)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] == __version__
+
+
+# ------------------------------------------------------------------------------------ links, as the release writes them
+
+SCRIPT = ROOT / ".github" / "public_links.py"
+REPOSITORY = "https://github.com/somebody/something"
+
+
+def test_a_release_links_to_the_files_of_its_tag(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").touch()
+    (tmp_path / "docs" / "picture.png").touch()
+    (tmp_path / "README.md").write_text(
+        "[a page](docs/page.md#part) and [a folder](docs), [elsewhere](https://example.org/docs) and [here](#part)\n"
+        "![a picture](docs/picture.png) [![both](docs/picture.png)](docs/page.md)\n"
+    )
+    (tmp_path / "setup.cfg").write_text("[metadata]\nname = something\n\n[options]\npackages = find:\n")
+    run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path)
+    raw = "https://raw.githubusercontent.com/somebody/something/v1.0"
+    blob = f"{REPOSITORY}/blob/v1.0"
+    assert (tmp_path / "README.md").read_text() == (
+        f"[a page]({blob}/docs/page.md#part) and [a folder]({blob}/docs), [elsewhere](https://example.org/docs) and "
+        f"[here](#part)\n![a picture]({raw}/docs/picture.png) [![both]({raw}/docs/picture.png)]({blob}/docs/page.md)\n"
+    )
+    settings = configparser.ConfigParser()
+    settings.read(tmp_path / "setup.cfg")
+    urls = dict(line.split(" = ") for line in settings["metadata"]["project_urls"].strip().splitlines())
+    assert urls["Source"] == REPOSITORY
+    assert urls["Changelog"] == f"{blob}/CHANGELOG.md"
+    assert settings["options"]["packages"] == "find:"
+
+
+def test_no_link_of_this_readme_is_dead_or_stays_relative(tmp_path):
+    for path in ROOT.iterdir():
+        if path.name in ("README.md", "setup.cfg"):
+            (tmp_path / path.name).write_text(path.read_text())
+        else:
+            (tmp_path / path.name).symlink_to(path)
+    run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path)
+    targets = re.findall(r"\]\(([^)]+)\)", (tmp_path / "README.md").read_text())
+    assert sum(target.startswith(REPOSITORY) for target in targets) > 10
+    assert all(target.startswith(("https://", "#")) for target in targets)
+
+
+def test_a_dead_link_stops_the_release(tmp_path):
+    (tmp_path / "README.md").write_text("[gone](docs/gone.md)\n")
+    (tmp_path / "setup.cfg").write_text("[metadata]\n\n[options]\n")
+    said = run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path, code=1)
+    assert said == "README.md links to docs/gone.md, which is not there\n"
