@@ -188,3 +188,11 @@ def test_benchmark_scaling(tmp_path):
     assert "exponent" not in output.splitlines()[0]
     assert "projections (m)" in output
     assert len(json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())) > 10
+
+
+def test_benchmark_choices(tmp_path):
+    """Each choice can still be taken back."""
+    output = run(tmp_path, "benchmark_choices.py", "--repetitions", "1", "--warm-up", "1")
+    rows = json.loads((tmp_path / "runs" / "speed" / "choices.json").read_text())
+    assert all(row["choice"] in output and row["train() ratio"] > 0 for row in rows)
+    assert "at least 1" in run(tmp_path, "benchmark_choices.py", "--repetitions", "0", code=2)
