@@ -196,3 +196,10 @@ def test_benchmark_choices(tmp_path):
     rows = json.loads((tmp_path / "runs" / "speed" / "choices.json").read_text())
     assert all(row["choice"] in output and row["train() ratio"] > 0 for row in rows)
     assert "at least 1" in run(tmp_path, "benchmark_choices.py", "--repetitions", "0", code=2)
+
+
+def test_benchmark_study(tmp_path):
+    """Both commands run to their end; what they take is not asserted."""
+    output = run(tmp_path, "benchmark_study.py", "--env", "Pendulum-v1", "--n-timesteps", "2000", "--repetitions", "1")
+    assert "median ratio of wall time" in output
+    assert "at least 1" in run(tmp_path, "benchmark_study.py", "--repetitions", "0", code=2)
