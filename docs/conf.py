@@ -41,6 +41,12 @@ autodoc_preserve_defaults = True
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!sb3_uatrpo).*"), ("py:.*", r"sb3_uatrpo\..*\.Self\w+")]
 
+# Pages that include files of the repository's root
+INCLUDED = {
+    ROOT / "README.md": "index.md",
+    ROOT / "CHANGELOG.md": "changelog.md",
+    ROOT / "CONTRIBUTING.md": "contributing.md",
+}
 # [label](target), where the target is neither an address nor an anchor of the same page
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#)([^()\s]+)\)")
 
@@ -59,9 +65,12 @@ def mend_links(text: str, start: Path, page: Path) -> str:
     def mended(link: re.Match[str]) -> str:
         label, target = link.groups()
         path, *anchor = target.split("#")
-        if (start / path).is_dir():
+        file = (start / path).resolve()
+        if file.is_dir():
             return label
-        return f"[{label}]({'#'.join([os.path.relpath(start / path, page), *anchor])})"
+        if file in INCLUDED:
+            file = DOCS / INCLUDED[file]
+        return f"[{label}]({'#'.join([os.path.relpath(file, page), *anchor])})"
 
     return LINK.sub(mended, text)
 
@@ -72,7 +81,7 @@ def setup(app):
         source[0] = mend_links(source[0], folder, folder)
 
     def included(app, path, docname, source):
-        # README.md and CHANGELOG.md, by pages of this folder
+        # files of the root, by pages of this folder
         source[0] = mend_links(source[0], (DOCS / path).resolve().parent, DOCS)
 
     app.connect("source-read", page_read)
