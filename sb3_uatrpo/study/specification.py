@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunSpec:
     """
     One run: two of the same key give the same numbers.
@@ -38,6 +38,11 @@ class RunSpec:
         """
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    # By the key, as on disk: 1 and 1.0 are two runs, and a tuple that comes back as a list is the same one
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunSpec) and self.key() == other.key()
 
     def __hash__(self) -> int:
         return hash(self.key())

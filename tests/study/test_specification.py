@@ -20,6 +20,13 @@ def test_a_key_follows_from_everything_but_the_order():
     assert len({SPEC, *changed}) == 1 + len(others)
 
 
+def test_equal_is_what_has_one_key():
+    # a setting that comes back from a file
+    assert replace(SPEC, settings={"train_freq": (4, "step")}) == replace(SPEC, settings={"train_freq": [4, "step"]})
+    assert replace(SPEC, settings={"gamma": 1}) != replace(SPEC, settings={"gamma": 1.0})
+    assert SPEC != SPEC.key()
+
+
 def test_names():
     spec = replace(SPEC, env_id="module:ALE/Pong-v5", variant="noise=1,gamma=0.9", seed=12)
     assert spec.file_name == f"ppo_module-ALE-Pong-v5_noise=1-gamma=0.9_s12_{spec.key()}.json"
