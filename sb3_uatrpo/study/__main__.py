@@ -165,7 +165,6 @@ def run(
 
     Options may be given several values: --seeds 0 1 2. The same command goes on where it stopped.
     """
-    from sb3_uatrpo.study.progress import last_line
     from sb3_uatrpo.study.runner import run_study
     from sb3_uatrpo.study.runner import shard as part_of
     from sb3_uatrpo.study.settings import plan, split_assignment
@@ -197,7 +196,7 @@ def run(
     finally:
         signal.signal(signal.SIGTERM, before)
     for record in outcome.failed:
-        click.echo(f"failed: {record.spec}: {last_line(record)} ({study.records_path / record.spec.file_name})")
+        click.echo(f"failed: {record.spec}: {record.reason} ({study.records_path / record.spec.file_name})")
     click.echo(f"{outcome.done} done, {len(outcome.failed)} failed, {outcome.n_skipped} skipped: {study.records_path}")
     if outcome.failed or outcome.n_skipped:
         sys.exit(1)

@@ -93,7 +93,7 @@ def _runs(results: Results) -> Iterator[str]:
     )
     if failed:
         yield "Failed:"
-        yield "\n".join(f"- {record.spec}: `{_last_line(record)}`" for record in failed)
+        yield "\n".join(f"- {record.spec}: {_code(record.reason)}" for record in failed)
     if without:
         yield "Done, but without a final return, because no episode ended or a return is not finite:"
         yield "\n".join(f"- {record.spec}" for record in without)
@@ -299,6 +299,5 @@ def _seeds(records: Sequence[Record]) -> str:
     return ", ".join(map(str, seeds)) or DASH
 
 
-def _last_line(record: Record) -> str:
-    lines = (record.traceback or "").strip().splitlines() or ["no reason recorded"]
-    return lines[-1].replace("`", "'")[:200]
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'")[:200] + "`"

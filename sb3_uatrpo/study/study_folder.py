@@ -40,9 +40,11 @@ class StudyFolder:
     def read(self, spec: RunSpec) -> Record | None:
         """:return: the record of a run, ``None`` if there is none that can be read"""
         try:
-            return read_record(self.records_path / spec.file_name)
+            record = read_record(self.records_path / spec.file_name)
         except StudyError:
             return None
+        # not what somebody has copied there
+        return record if record.spec == spec else None
 
     def write(self, record: Record) -> Path:
         """:return: the record's file"""

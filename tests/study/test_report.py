@@ -175,7 +175,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
     assert "without a final return" in said
     assert "- uatrpo on Hopper-v4, seed 2" in said
     assert "- `cut.json`: " in said
-    assert "timesteps must ascend" in said
+    assert "the timesteps of its episodes do not ascend" in said
     (row,) = rows(section(text, "Returns"))
     assert row[2:4] == ["uatrpo", "1"]
 
