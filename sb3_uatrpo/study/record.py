@@ -4,7 +4,6 @@ import json
 import math
 import os
 import tempfile
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -142,13 +141,12 @@ def _record_of(content: Any) -> Record:
     """
     :raises ValueError: saying what keeps a file's content from being a record
     """
-    from jsonschema.exceptions import best_match
-
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not a record of format {FORMAT}, the one that this version reads")
-    problem = best_match(_validator().iter_errors(content))
+    problem = next(_validator().iter_errors(content), None)
     if problem:
-        raise ValueError(f"{problem.json_path.removeprefix('$.')}: {textwrap.shorten(problem.message, 150)}")
+        # the message begins with what was found, however long it is, and ends with what was expected
+        raise ValueError(f"{problem.json_path.removeprefix('$.')}: {problem.message[-150:]}")
     spec = RunSpec(**content["spec"])
     if spec.key() != content["key"]:
         raise ValueError(f"its key {content['key']!r} does not belong to its settings")

@@ -106,7 +106,7 @@ def episodes(**changes):
         (edited(evaluations={"timesteps": [1], "returns": [[]]}), "evaluations.returns[0]: [] should be non-empty"),
         (edited(updates={"timesteps": 1}), "updates.timesteps: 1 is not of type 'array'"),
         (edited(updates={"timesteps": [1], "kl_ratio": ["x"]}), "updates.kl_ratio[0]: 'x' is not of type"),
-        (edited(updates={"timesteps": ["x" * 1000]}), "[...] is not"),
+        (edited(updates={"timesteps": ["x" * 1000]}), "xxx' is not of type 'integer'"),
     ],
 )
 def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
@@ -117,6 +117,7 @@ def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
         read_record(bad)
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < len(str(bad)) + 250
     records, unreadable = read_records(tmp_path)
     assert records == [read_record(good)]
     assert unreadable == [(bad, str(caught.value).removeprefix(f"{bad}: "))]
