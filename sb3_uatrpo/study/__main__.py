@@ -65,13 +65,13 @@ class Seeds(click.ParamType):
         :param ctx: click's context
         :return: the seeds
         """
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
-        seeds = list(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else []
-        if not seeds or seeds[-1] >= 2**32:
+        match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(value))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < 2**32:
             self.fail(
                 f"a seed is an integer from 0 to 2**32-1, or a range such as 0-49, but it is {value!r}", param, ctx
             )
-        return seeds
+        return list(range(first, last + 1))
 
 
 class Shard(click.ParamType):
@@ -167,11 +167,13 @@ def run(
     """
     from sb3_uatrpo.study.runner import run_study
     from sb3_uatrpo.study.runner import shard as part_of
-    from sb3_uatrpo.study.settings import plan, split_assignment
+    from sb3_uatrpo.study.settings import NOISE, plan, split_assignment
     from sb3_uatrpo.study.study_folder import StudyFolder
 
-    varied: dict[str, list] = {"adversarial_noise": list(dict.fromkeys(noise))} if noise else {}
+    varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
     for name, value in map(split_assignment, vary):
+        if noise and name == NOISE:
+            raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
         varied.setdefault(name, []).append(value)
     specs = plan(
         list(dict.fromkeys(algos)),

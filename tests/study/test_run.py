@@ -11,10 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch as th
+from matplotlib.figure import Figure
+from rl_zoo3.utils import ALGOS
+from stable_baselines3 import PPO
 
 from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.executors import run_quietly
-from sb3_uatrpo.study.record import read_records
+from sb3_uatrpo.study.record import read_record, read_records, write_record
 from sb3_uatrpo.study.runner import Outcome, run_study
 from sb3_uatrpo.study.settings import plan
 from sb3_uatrpo.study.study_folder import StudyFolder
@@ -166,6 +170,26 @@ def test_other_algorithms_of_rl_zoo(algo, env_id, params):
     assert record.updates["timesteps"] or algo == "ars"
     # of algorithms that learn after every few steps, a part
     assert len(record.updates["timesteps"]) <= 10
+
+
+class Chatty(PPO):
+    """Logs what no record holds."""
+
+    def train(self):
+        super().train()
+        for name, value in {"figure": Figure(), "array": np.ones(2), "tensor": th.ones(1), "text": "fine"}.items():
+            self.logger.record(f"train/{name}", value)
+
+
+def test_only_numbers_and_strings_are_kept_of_what_is_logged(tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGOS, "ppo", Chatty)
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 500, ["n_steps:50", "batch_size:50", "n_envs:1"], eval_freq=0)
+    record = run_one(spec)
+    assert record.status == "done", record.traceback
+    assert set(record.updates["tensor"]) == {1.0}
+    assert set(record.updates["text"]) == {"fine"}
+    assert not {"figure", "array"} & set(record.updates)
+    assert read_record(write_record(record, tmp_path)).updates["text"] == record.updates["text"]
 
 
 def test_a_run_leaves_the_terminal_and_the_folder_alone(tmp_path, monkeypatch, capfd):
@@ -361,6 +385,7 @@ def test_what_is_not_computed_yet_is_taken_over(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
+OURS = ["--algo", "uatrpo", *PLAN[2:]]
 
 
 @pytest.mark.parametrize(
@@ -373,6 +398,9 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
         ("run", [*PLAN, "--noise", "-1"], "-1.0 is not in the range x>=0"),
         ("run", [*PLAN, "--seeds", "one"], "a seed is an integer"),
         ("run", [*PLAN, "--seeds", "3-1"], "a seed is an integer"),
+        ("run", [*PLAN, "--seeds", "0-4294967296"], "a seed is an integer from 0 to 2**32-1"),
+        ("run", [*OURS, "--noise", "nan"], "adversarial_noise of uatrpo on CartPole-v1 must be a finite number"),
+        ("run", [*OURS, "--noise", "1", "--vary", "adversarial_noise:1"], "come from --noise or from --vary, not from"),
         ("run", [*PLAN, "--shard", "3/2"], "a part is written i/n"),
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
         ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster is host:port or auto"),
