@@ -6,6 +6,9 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# File systems take 255 bytes; the key and the endings of the record and of its lock need 21 of them
+LONGEST_STEM = 255 - 21
+
 
 @dataclass(frozen=True, eq=False)
 class RunSpec:
@@ -58,5 +61,7 @@ class RunSpec:
     @property
     def file_name(self) -> str:
         """:return: name of the record's file; what no file system would refuse"""
-        parts = [self.algo, self.env_id, self.variant, f"s{self.seed}", self.key()]
-        return "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part) + ".json"
+        parts = [self.algo, self.env_id, self.variant, f"s{self.seed}"]
+        stem = "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part)
+        # the key alone tells runs apart
+        return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json"

@@ -34,6 +34,15 @@ def test_names():
     assert str(spec) == "ppo (noise=1,gamma=0.9) on module:ALE/Pong-v5, seed 12"
 
 
+def test_a_long_variant_has_a_file():
+    long = [replace(SPEC, variant=f"{'é' * 200}={i}") for i in (0, 1)]
+    # with ".lock", what file systems take
+    assert all(len(f"{spec.file_name}.lock".encode()) <= 255 for spec in long)
+    assert len({spec.file_name for spec in long}) == 2
+    longest = replace(SPEC, variant="x" * (234 - len("ppo_CartPole-v1__s0")))
+    assert longest.file_name == f"ppo_CartPole-v1_{longest.variant}_s0_{longest.key()}.json"
+
+
 def test_a_plan_is_the_product():
     noise = {"adversarial_noise": [0.0, 1.0]}
     specs = plan(["uatrpo", "trpo_matched"], ["Hopper-v4", "HalfCheetah-v4"], [0, 1, 2], 1000, vary=noise)
