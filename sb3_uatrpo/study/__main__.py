@@ -1,8 +1,8 @@
 """
 Studies from the command line: ``python -m sb3_uatrpo.study run|merge|report``.
 
-What is wrong with the input is said in one line, and the exit code is 2. That of ``run`` is 1 if runs failed or have a
-corrupted record, and 130 if it was interrupted.
+What is wrong with the input, or with a place to write to, is said in one line, and the exit code is 2. That of ``run``
+is 1 if runs failed or have a corrupted record, and 130 if it was interrupted.
 """
 
 import os
@@ -111,6 +111,13 @@ def executor_factory(address: str | None, jobs: int | None, retries: int) -> "Ca
     return lambda say: ProcessExecutor(jobs or n_cores)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """:return: what ends a study as Ctrl-C does: the end of a job on a cluster, or of a connection without nohup"""
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        return [signal.SIGTERM, signal.SIGHUP]
+    return [signal.SIGTERM]
+
+
 @click.group()
 def cli() -> None:
     """Many runs, their statistics, and their pictures."""
@@ -187,8 +194,7 @@ def run(
         eval_episodes,
     )
     study = StudyFolder(folder, create=True)
-    # What ends a job on a cluster ends it as Ctrl-C does
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
         make_executor = executor_factory(address, jobs, retries)
         outcome = run_study(part_of(specs, *shard), study, make_executor, retry_failed, retry_corrupted)
@@ -196,7 +202,8 @@ def run(
         click.echo("interrupted: finished runs are kept, and the same command goes on", err=True)
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     for record in outcome.failed:
         click.echo(f"failed: {record.spec}: {record.reason} ({study.records_path / record.spec.file_name})")
     click.echo(f"{outcome.done} done, {len(outcome.failed)} failed, {outcome.n_skipped} skipped: {study.records_path}")
@@ -245,7 +252,8 @@ def main() -> None:
     except click.ClickException as error:
         click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
         sys.exit(2)
-    except StudyError as error:
+    # the latter of files and folders that cannot be written
+    except (StudyError, OSError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     except ModuleNotFoundError as error:

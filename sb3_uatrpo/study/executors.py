@@ -42,6 +42,8 @@ class Executor(Protocol):
 
     def collect(self, timeout: float) -> list[Record]:
         """
+        While runs are under way.
+
         :param timeout: most seconds to wait for the first
         :return: records of the runs that have ended since the last call
         """

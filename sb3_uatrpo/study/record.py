@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +67,10 @@ class Record:
         after = lines[frames[-1] + 1 :] if frames else lines
         return next((line for line in after if line.strip() and not line.startswith(" ")), "")
 
+    def without_series(self) -> "Record":
+        """:return: what is small of it"""
+        return replace(self, episodes={}, evaluations={}, updates={})
+
 
 def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     """
@@ -116,9 +120,10 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def read_records(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tuple[Path, str]]]:
+def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
     :param folder: where ``write_record`` wrote to
+    :param series: whether to keep what makes records large
     :return: the records in the order of their files' names, and each file that is none, or the copy of one under
         another name, with the reason
     """
@@ -131,7 +136,7 @@ def read_records(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tup
             continue
         # a run counts once
         if path.name == record.spec.file_name:
-            records.append(record)
+            records.append(record if series else record.without_series())
         else:
             bad.append((path, f"a copy: the file of this record is called {record.spec.file_name}"))
     return records, bad
