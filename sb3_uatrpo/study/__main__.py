@@ -143,7 +143,11 @@ def cli() -> None:
 @click.option("--jobs", type=click.IntRange(min=1), help="Most runs at a time; default: one for each core.")
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
 @click.option(
-    "--retries", type=click.IntRange(min=0), default=3, show_default=True, help="On Ray: of runs that were lost."
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="On Ray: how often a lost run is started again.",
 )
 @click.option("--shard", type=Shard(), default="1/1", help="Only the i-th of n parts, from 1.")
 @click.option("--retry-failed", is_flag=True, help="Run again what has failed.")
