@@ -1,8 +1,8 @@
 """
 Studies from the command line: ``python -m sb3_uatrpo.study run|merge|report``.
 
-What is wrong with the input is said in one line, and the exit code is 2. That of ``run`` is 1 if runs failed or have a
-corrupted record, and 130 if it was interrupted.
+What is wrong with the input, or with a place to write to, is said in one line, and the exit code is 2. That of ``run``
+is 1 if runs failed or have a corrupted record, and 130 if it was interrupted.
 """
 
 import os
@@ -65,13 +65,13 @@ class Seeds(click.ParamType):
         :param ctx: click's context
         :return: the seeds
         """
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
-        seeds = list(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else []
-        if not seeds or seeds[-1] >= 2**32:
+        match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(value))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < 2**32:
             self.fail(
                 f"a seed is an integer from 0 to 2**32-1, or a range such as 0-49, but it is {value!r}", param, ctx
             )
-        return seeds
+        return list(range(first, last + 1))
 
 
 class Shard(click.ParamType):
@@ -111,6 +111,13 @@ def executor_factory(address: str | None, jobs: int | None, retries: int) -> "Ca
     return lambda say: ProcessExecutor(jobs or n_cores)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """:return: what ends a study as Ctrl-C does: the end of a job on a cluster, or of a connection without nohup"""
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        return [signal.SIGTERM, signal.SIGHUP]
+    return [signal.SIGTERM]
+
+
 @click.group()
 def cli() -> None:
     """Many runs, their statistics, and their pictures."""
@@ -136,7 +143,11 @@ def cli() -> None:
 @click.option("--jobs", type=click.IntRange(min=1), help="Most runs at a time; default: one for each core.")
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
 @click.option(
-    "--retries", type=click.IntRange(min=0), default=3, show_default=True, help="On Ray: of runs that were lost."
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="On Ray: how often a lost run is started again.",
 )
 @click.option("--shard", type=Shard(), default="1/1", help="Only the i-th of n parts, from 1.")
 @click.option("--retry-failed", is_flag=True, help="Run again what has failed.")
@@ -165,14 +176,15 @@ def run(
 
     Options may be given several values: --seeds 0 1 2. The same command goes on where it stopped.
     """
-    from sb3_uatrpo.study.progress import last_line
     from sb3_uatrpo.study.runner import run_study
     from sb3_uatrpo.study.runner import shard as part_of
-    from sb3_uatrpo.study.settings import plan, split_assignment
+    from sb3_uatrpo.study.settings import NOISE, plan, split_assignment
     from sb3_uatrpo.study.study_folder import StudyFolder
 
-    varied: dict[str, list] = {"adversarial_noise": list(dict.fromkeys(noise))} if noise else {}
+    varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
     for name, value in map(split_assignment, vary):
+        if noise and name == NOISE:
+            raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
         varied.setdefault(name, []).append(value)
     specs = plan(
         list(dict.fromkeys(algos)),
@@ -186,8 +198,7 @@ def run(
         eval_episodes,
     )
     study = StudyFolder(folder, create=True)
-    # What ends a job on a cluster ends it as Ctrl-C does
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
         make_executor = executor_factory(address, jobs, retries)
         outcome = run_study(part_of(specs, *shard), study, make_executor, retry_failed, retry_corrupted)
@@ -195,9 +206,10 @@ def run(
         click.echo("interrupted: finished runs are kept, and the same command goes on", err=True)
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     for record in outcome.failed:
-        click.echo(f"failed: {record.spec}: {last_line(record)} ({study.records_path / record.spec.file_name})")
+        click.echo(f"failed: {record.spec}: {record.reason} ({study.records_path / record.spec.file_name})")
     click.echo(f"{outcome.done} done, {len(outcome.failed)} failed, {outcome.n_skipped} skipped: {study.records_path}")
     if outcome.failed or outcome.n_skipped:
         sys.exit(1)
@@ -244,7 +256,8 @@ def main() -> None:
     except click.ClickException as error:
         click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
         sys.exit(2)
-    except StudyError as error:
+    # the latter of files and folders that cannot be written
+    except (StudyError, OSError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     except ModuleNotFoundError as error:

@@ -8,7 +8,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 class UpdateRecorder(BaseCallback):
     """
-    Keeps what is logged under ``train/``, of the last update too, which SB3 logs but never writes.
+    Keeps the numbers and strings that are logged under ``train/``, of the last update too, which SB3 logs but never
+    writes.
 
     :param report: called with the number of steps so far
     :param n_steps: least steps between two reports, and between two updates that are kept: of an algorithm that
@@ -38,8 +39,9 @@ class UpdateRecorder(BaseCallback):
         if self.updates and self.num_timesteps - self.updates[-1]["timesteps"] < self.n_steps:
             return
         self.seen = number
-        logged = {name.removeprefix("train/"): value for name, value in values.items() if name.startswith("train/")}
-        self.updates.append({"timesteps": self.num_timesteps, **{name: _plain(v) for name, v in logged.items()}})
+        logged = {name.removeprefix("train/"): _plain(v) for name, v in values.items() if name.startswith("train/")}
+        plain = {name: value for name, value in logged.items() if isinstance(value, (int, float, str))}
+        self.updates.append({"timesteps": self.num_timesteps, **plain})
 
     def _on_training_end(self) -> None:
         self._on_rollout_start()
@@ -53,5 +55,8 @@ class UpdateRecorder(BaseCallback):
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of NumPy and torch as Python's own."""
-    return value.item() if hasattr(value, "item") else value
+    """Numbers of NumPy and torch as Python's own; anything else, such as pictures and arrays, as it is."""
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError):
+        return value

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pebble
 
-from sb3_uatrpo.study.record import Record
+from sb3_uatrpo.study.record import OUTPUT_HEADING, Record
 from sb3_uatrpo.study.specification import RunSpec
 from sb3_uatrpo.study.worker import ONE_THREAD, failed_record, run_one
 
@@ -24,7 +24,6 @@ Say = Callable[[str], None]
 
 # How much of a failed run's own output is kept
 OUTPUT_CHARACTERS = 2000
-OUTPUT_HEADING = "\nThe last that it printed:\n"
 
 
 class Executor(Protocol):
@@ -43,6 +42,8 @@ class Executor(Protocol):
 
     def collect(self, timeout: float) -> list[Record]:
         """
+        While runs are under way.
+
         :param timeout: most seconds to wait for the first
         :return: records of the runs that have ended since the last call
         """

@@ -128,9 +128,6 @@ class RayExecutor:
         :param timeout: most seconds to wait for the first
         :return: records of the runs that have ended since the last call
         """
-        if not self._attempts:
-            time.sleep(timeout)
-            return []
         ray.wait(list(self._attempts), num_returns=1, timeout=timeout)
         ended, _ = ray.wait(list(self._attempts), num_returns=len(self._attempts), timeout=0)
         records = [self._result(reference, self._attempts.pop(reference)) for reference in ended]

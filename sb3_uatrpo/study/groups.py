@@ -1,4 +1,4 @@
-"""Records that may be averaged: those that differ in their seed alone."""
+"""Records that may be averaged: those whose training differs in the seed alone."""
 
 import json
 from collections import defaultdict
@@ -14,6 +14,8 @@ from sb3_uatrpo.study.record import Record
 from sb3_uatrpo.study.specification import RunSpec
 from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, final_return, learning_curve
 
+# Changes nothing in training: runs of other evaluations are taken together, if that makes no two runs of one
+EVALUATION = {"eval_freq", "n_eval_episodes"}
 # Steps at which curves over training are drawn
 N_POINTS = 100
 
@@ -26,7 +28,7 @@ class Group:
     :param env_id: environment
     :param variant: how the runs differ from the algorithm's plain settings, "" if they do not
     :param label: the algorithm's name, and what tells it apart from others with the same name
-    :param spec: specification of the first run; the others differ from it in their seed alone
+    :param spec: specification of the first run; the others differ from it in their seed, and perhaps in evaluations
     :param records: runs that are done and have a training return, by seed; only their order tells runs apart below
     :param without_return: runs that are done, but in which no episode ended or the return is not finite
     :param failed: runs that failed
@@ -39,6 +41,11 @@ class Group:
     records: tuple[Record, ...]
     without_return: tuple[Record, ...]
     failed: tuple[Record, ...]
+
+    @property
+    def done(self) -> list[Record]:
+        """:return: runs that are done, with and without a return, by seed"""
+        return sorted([*self.records, *self.without_return], key=lambda record: record.spec.seed)
 
     @cached_property
     def final_returns(self) -> Array:
@@ -112,6 +119,11 @@ def group_records(records: Sequence[Record], separate_settings: bool = False) ->
         told_apart = [runs for _, runs in sorted(by_settings.items())]
         specs = [runs[0].spec for runs in told_apart]
         differing = _differing(specs)
+        together = [record for runs in told_apart for record in runs]
+        seeds = {record.spec.seed for record in together}
+        if not separate_settings and EVALUATION.issuperset(differing) and len(seeds) == len(together):
+            groups.append(_group(algo, together))
+            continue
         if differing and not separate_settings:
             counts = " and ".join(
                 f"{_named(spec, differing)} ({len(runs)} run{'s'[: len(runs) > 1]})"
@@ -133,7 +145,12 @@ def in_order(labels: Iterable[str]) -> list[str]:
     :param labels: may repeat
     :return: each once, in the order of the alphabet, but ``uatrpo`` first
     """
-    return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
+    return sorted(set(labels), key=lambda label: (not is_uatrpo(label), label))
+
+
+def is_uatrpo(label: str) -> bool:
+    """:return: whether a label is ``uatrpo``, with or without settings that tell it apart"""
+    return label.partition(" ")[0] == "uatrpo"
 
 
 def _group(label: str, runs: list[Record]) -> Group:

@@ -9,8 +9,15 @@ import numpy as np
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.groups import Group
 from sb3_uatrpo.study.record import Record
-from sb3_uatrpo.study.results import Comparison, Results
-from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPLES, Estimate
+from sb3_uatrpo.study.results import Comparison, Results, Summary
+from sb3_uatrpo.study.statistics import (
+    CONFIDENCE_LEVEL,
+    FINAL_SHARE,
+    N_RESAMPLES,
+    N_RESAMPLES_OVER_TRAINING,
+    N_RESAMPLES_RLIABLE,
+    Estimate,
+)
 
 DASH = "–"
 
@@ -19,9 +26,9 @@ DEFINITIONS = f"""\
   its steps, or of the last episode where none did.
 - *κ-CVaR*: mean of the worst share κ of the runs. The run in which that share ends counts with the part that belongs to
   it; κ = 1 gives the mean.
-- *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples or, for rliable's
-  statistics and over training, fewer. With few runs they are too narrow, that of a CVaR most of all. ± is the standard
-  error of the mean.
+- *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples;
+  {N_RESAMPLES_RLIABLE:,} for rliable's statistics, {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs they are
+  too narrow, that of a CVaR most of all. ± is the standard error of the mean.
 - *Welch*: two-sided t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
 - *Probability of improvement*: how often a run of the first algorithm ends above a run of the second, ties halved."""
@@ -71,7 +78,7 @@ def markdown(results: Results, pictures: set[str]) -> str:
 def _runs(results: Results) -> Iterator[str]:
     failed = [record for group in results.all_groups for record in group.failed]
     without = [record for group in results.all_groups for record in group.without_return]
-    n_done = sum(len(group.records) for group in results.all_groups) + len(without)
+    n_done = sum(len(group.done) for group in results.all_groups)
     yield (
         f"{_count(n_done, 'run')} done, {len(failed)} failed, {len(results.unreadable)} left out because their files "
         "are corrupted or repeat another run."
@@ -82,18 +89,18 @@ def _runs(results: Results) -> Iterator[str]:
         [
             [
                 *_names(group),
-                len(group.records) + len(group.without_return),
+                len(group.done),
                 len(group.failed),
                 f"{group.spec.n_timesteps:,}",
-                _seeds(group.records),
-                f"{sum(record.wall_time for record in group.records) / 3600:.2g}",
+                _seeds(group.done),
+                f"{sum(record.wall_time for record in group.done) / 3600:.2g}",
             ]
             for group in results.all_groups
         ],
     )
     if failed:
         yield "Failed:"
-        yield "\n".join(f"- {record.spec}: `{_last_line(record)}`" for record in failed)
+        yield "\n".join(f"- {record.spec}: {_code(record.reason)}" for record in failed)
     if without:
         yield "Done, but without a final return, because no episode ended or a return is not finite:"
         yield "\n".join(f"- {record.spec}" for record in without)
@@ -105,35 +112,33 @@ def _runs(results: Results) -> Iterator[str]:
 def _returns(results: Results) -> Iterator[str]:
     yield "## Returns"
     yield _table(
-        f"environment | variant | algorithm | runs | final return | interval | {results.kappa:.0%}-CVaR | interval | "
+        f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
         "rests on | lowest | highest | last evaluation",
-        [_return_row(group, results.kappa) for group in results.groups],
+        [_return_row(summary) for summary in results.summaries],
     )
-    sizes = sorted({len(group.records) for group in results.groups})
-    alone = [n for n in sizes if n > 1 and statistics.runs_behind_cvar(n, results.kappa) == 1]
+    alone = sorted({len(s.group.records) for s in results.summaries if s.n_behind_cvar == 1} - {1})
     if alone:
         yield (
-            f"**The {results.kappa:.0%}-CVaR of {' or '.join(map(str, alone))} runs is the worst run alone.** It takes "
+            f"**The {results.cvar_name} of {' or '.join(map(str, alone))} runs is the worst run alone.** It takes "
             f"more than {1 / results.kappa:g} runs for it to rest on two."
         )
-    if 1 in sizes:
+    if any(len(group.records) == 1 for group in results.groups):
         yield "One run alone has neither a standard error nor an interval, and its CVaR is its return."
 
 
-def _return_row(group: Group, kappa: float) -> list[Any]:
-    returns = group.final_returns
-    _, interval = _estimate(statistics.bootstrap_mean(returns))
-    _, evaluations = group.evaluations
+def _return_row(summary: Summary) -> list[Any]:
+    returns = summary.group.final_returns
+    _, interval = _estimate(summary.mean)
     return [
-        *_names(group),
+        *_names(summary.group),
         len(returns),
         _mean_and_error(returns),
         interval,
-        *_estimate(statistics.bootstrap_cvar(returns, kappa)),
-        _count(statistics.runs_behind_cvar(len(returns), kappa), "run"),
+        *_estimate(summary.cvar),
+        _count(summary.n_behind_cvar, "run"),
         _number(returns.min()),
         _number(returns.max()),
-        _mean_and_error(evaluations[:, -1]) if evaluations.size else DASH,
+        _mean_and_error(summary.last_evaluations) if summary.last_evaluations.size else DASH,
     ]
 
 
@@ -142,7 +147,7 @@ def _differences(results: Results) -> Iterator[str]:
         yield "## Differences"
         yield _table(
             "environment | variant | difference | runs | of means | interval | Welch t | p | "
-            f"of {results.kappa:.0%}-CVaR | interval | probability of improvement | interval",
+            f"of {results.cvar_name} | interval | probability of improvement | interval",
             [_difference_row(comparison) for own in results.comparisons.values() for comparison in own],
         )
 
@@ -165,7 +170,7 @@ def _difference_row(comparison: Comparison) -> list[Any]:
 
 def _proposed_steps(results: Results) -> Iterator[str]:
     yield "## Proposed steps"
-    measured = [group for group in results.groups if len(group.update_values("kl_ratio"))]
+    measured = [summary for summary in results.summaries if len(summary.kl_ratios)]
     if measured:
         yield (
             "KL ratio: actual KL divergence of a proposed step, before the line search, over the estimated one; over "
@@ -173,23 +178,22 @@ def _proposed_steps(results: Results) -> Iterator[str]:
         )
         yield _table(
             "environment | variant | algorithm | updates | median ratio | at least 2 | at least 3 | mean proposed KL",
-            [_kl_row(group) for group in measured],
+            [_kl_row(summary) for summary in measured],
         )
-    silent = sorted({group.label for group in results.groups} - {group.label for group in measured})
+    silent = sorted({group.label for group in results.groups} - {summary.group.label for summary in measured})
     if silent:
         yield f"No KL ratio in the records of {', '.join(silent)}."
 
 
-def _kl_row(group: Group) -> list[Any]:
-    ratios = group.update_values("kl_ratio")
-    proposed = group.update_values("kl_proposed")
+def _kl_row(summary: Summary) -> list[Any]:
+    ratios = summary.kl_ratios
     return [
-        *_names(group),
+        *_names(summary.group),
         f"{len(ratios):,}",
         _number(float(np.median(ratios)), 2),
         f"{statistics.share_at_least(ratios, 2.0):.1%}",
         f"{statistics.share_at_least(ratios, 3.0):.1%}",
-        _number(float(proposed.mean()), 4) if len(proposed) else DASH,
+        _number(summary.mean_kl_proposed, 4),
     ]
 
 
@@ -198,9 +202,8 @@ def _aggregates(results: Results) -> Iterator[str]:
     yield _table(
         "environment | variant | algorithm | runs | IQM of final return | interval",
         [
-            [*_names(own[label]), len(own[label].records), *_estimate(results.interquartile_means[panel][label])]
-            for panel, own in results.panels.items()
-            for label in own
+            [*_names(summary.group), len(summary.group.records), *_estimate(summary.interquartile_mean)]
+            for summary in results.summaries
         ],
     )
     if not results.scores:
@@ -211,12 +214,12 @@ def _aggregates(results: Results) -> Iterator[str]:
         "Over all environments, with final returns scaled from 0, the lowest of all runs in an environment, to 1, the "
         "highest; for algorithms with equally many runs in every environment:"
     )
-    scores = [(variant, label, own[label]) for variant, own in results.scores.items() for label in own]
     yield _table(
         "variant | algorithm | runs × environments | IQM of score | interval",
         [
-            [variant or DASH, label, f"{x.shape[0]} × {x.shape[1]}", *_estimate(statistics.interquartile_mean(x), 3)]
-            for variant, label, x in scores
+            [variant or DASH, label, " × ".join(map(str, own[label].shape)), *_estimate(estimate, 3)]
+            for variant, own in results.scores.items()
+            for label, estimate in results.interquartile_scores[variant].items()
         ],
     )
     pairs = [
@@ -272,8 +275,10 @@ def _number(value: float, digits: int | None = None) -> str:
     """Without digits of their own, numbers are rounded to four significant ones, and whole from 1,000 up."""
     if math.isnan(value):
         return DASH
+    if digits is None and 0 < abs(value) < 1e-3:
+        return f"{value:.4g}"
     if digits is None:
-        digits = 0 if value == 0 else min(max(0, 3 - math.floor(math.log10(abs(value)))), 6)
+        digits = 0 if value == 0 else max(0, 3 - math.floor(math.log10(abs(value))))
     return f"{value:,.{digits}f}"
 
 
@@ -299,6 +304,5 @@ def _seeds(records: Sequence[Record]) -> str:
     return ", ".join(map(str, seeds)) or DASH
 
 
-def _last_line(record: Record) -> str:
-    lines = (record.traceback or "").strip().splitlines() or ["no reason recorded"]
-    return lines[-1].replace("`", "'")[:200]
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'")[:200] + "`"

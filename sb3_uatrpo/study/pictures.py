@@ -1,6 +1,7 @@
 """The pictures of a report: what ``plots`` draws, one panel for each environment and variant."""
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from sb3_uatrpo.study import plots
 from sb3_uatrpo.study.groups import Group
 from sb3_uatrpo.study.results import Panel, Results
-from sb3_uatrpo.study.statistics import Array, Estimate
+from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estimate
 
 FORMATS = ("png", "svg")
 
@@ -34,6 +35,8 @@ STYLE: dict[Any, Any] = {
     "legend.framealpha": 0.9,
     # equal pictures have equal identifiers in them
     "svg.hashsalt": "sb3_uatrpo",
+    # a name with a dollar sign is a name
+    "text.parse_math": False,
 }
 
 
@@ -87,7 +90,8 @@ def _draw(
     for key, place in places.items():
         ax = axes[place]
         draw(ax, key)
-        title = ", ".join(part for part in key if part)
+        # a variant of several settings may be broken between them
+        title = re.sub(",(?! )", ", ", ", ".join(part for part in key if part))
         # a title is not laid out: what is wider than the narrowest panel would be cut off or written over
         ax.set_title(textwrap.fill(title, 28))
         ax.tick_params(labelleft=True)
@@ -107,14 +111,17 @@ def _draw(
 
 
 def _draw_learning_curves(results: Results) -> Figure:
+    style = plots.styles(results.labels)
+
     def draw(ax: Axes, key: Panel) -> None:
         curves = {label: (group.grid, group.curves) for label, group in results.panels[key].items()}
-        plots.plot_learning_curves(ax, curves, plots.styles(results.labels))
+        plots.plot_learning_curves(ax, curves, style)
 
     return _draw(list(results.panels), draw)
 
 
 def _draw_evaluations(results: Results) -> Figure | None:
+    style = plots.styles(results.labels)
     curves = {
         key: {label: group.evaluations for label, group in panel.items() if len(group.evaluations[0])}
         for key, panel in results.panels.items()
@@ -122,27 +129,32 @@ def _draw_evaluations(results: Results) -> Figure | None:
     keys = [key for key, own in curves.items() if own]
 
     def draw(ax: Axes, key: Panel) -> None:
-        plots.plot_learning_curves(ax, curves[key], plots.styles(results.labels), ylabel="deterministic return")
+        plots.plot_learning_curves(ax, curves[key], style, ylabel="deterministic return")
 
     return _draw(keys, draw) if keys else None
 
 
 def _draw_cvar(results: Results) -> Figure:
+    style = plots.styles(results.labels)
+
     def draw(ax: Axes, key: Panel) -> None:
-        plots.plot_cvar(ax, _final_returns(results.panels[key]), plots.styles(results.labels))
+        plots.plot_cvar(ax, _final_returns(results.panels[key]), style)
 
     return _draw(list(results.panels), draw)
 
 
 def _draw_cvar_over_training(results: Results) -> Figure:
+    style = plots.styles(results.labels)
+
     def draw(ax: Axes, key: Panel) -> None:
         curves = {label: (group.grid, group.curves) for label, group in results.panels[key].items()}
-        plots.plot_cvar_over_training(ax, curves, results.kappa, plots.styles(results.labels), n_resamples=1000)
+        plots.plot_cvar_over_training(ax, curves, results.kappa, style, n_resamples=N_RESAMPLES_OVER_TRAINING)
 
     return _draw(list(results.panels), draw)
 
 
 def _draw_kl_ratio(results: Results) -> Figure | None:
+    style = plots.styles(results.labels)
     ratios = {
         key: {label: values for label, group in panel.items() if len(values := group.update_values("kl_ratio"))}
         for key, panel in results.panels.items()
@@ -150,7 +162,7 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
     keys = [key for key, own in ratios.items() if own]
 
     def draw(ax: Axes, key: Panel) -> None:
-        plots.plot_kl_ratio(ax, ratios[key], plots.styles(results.labels))
+        plots.plot_kl_ratio(ax, ratios[key], style)
         ax.legend(loc="upper right", fontsize=8)
         # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
         ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
@@ -159,22 +171,26 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
 
 
 def _draw_performance_profiles(results: Results) -> Figure:
+    style = plots.styles(results.labels)
     everywhere = "all environments"
     keys = [*results.panels, *((everywhere, variant) for variant in results.scores)]
 
     def draw(ax: Axes, key: Panel) -> None:
         env_id, variant = key
         if env_id == everywhere:
-            plots.plot_performance_profile(ax, results.scores[variant], plots.styles(results.labels), "score τ, 0 to 1")
+            plots.plot_performance_profile(ax, results.scores[variant], style, "score τ, 0 to 1")
         else:
-            plots.plot_performance_profile(ax, _final_returns(results.panels[key]), plots.styles(results.labels))
+            plots.plot_performance_profile(ax, _final_returns(results.panels[key]), style)
 
     return _draw(keys, draw, share=None)
 
 
 def _draw_interquartile_means(results: Results) -> Figure:
-    styles = plots.styles(results.labels)
-    return _draw_estimates(results.interquartile_means, "IQM of final return", style=styles)
+    estimates: dict[Panel, dict[str, Estimate]] = {key: {} for key in results.panels}
+    for summary in results.summaries:
+        group = summary.group
+        estimates[group.env_id, group.variant][group.label] = summary.interquartile_mean
+    return _draw_estimates(estimates, "IQM of final return", style=plots.styles(results.labels))
 
 
 def _draw_differences(results: Results) -> Figure | None:
@@ -187,7 +203,7 @@ def _draw_differences(results: Results) -> Figure | None:
         for comparison in comparisons:
             pair = "" if one else f"{comparison.name}: "
             own[f"{pair}mean"] = comparison.mean
-            own[f"{pair}{results.kappa:.0%}-CVaR"] = comparison.cvar
+            own[f"{pair}{results.cvar_name}"] = comparison.cvar
     xlabel = f"{' − '.join(results.pairs[0])}, final return" if one else "difference of final returns"
     return _draw_estimates(estimates, xlabel, reference=0.0)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
-# Ratios above are drawn in the last bin
+# Ratios above are drawn in the last bin, and those below 0, where an estimate was negative, in the first
 LARGEST_RATIO = 5.0
 
 Styles = Mapping[str, Mapping[str, Any]]
@@ -113,7 +113,7 @@ def plot_cvar_over_training(
         t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
         known = ~np.isnan(r).any(axis=0)
         _band(ax, t[known], statistics.bootstrap_cvar(r[:, known].T, kappa, **options), label, style[label])
-    return _over_training(ax, curves, f"{kappa:.0%}-CVaR of training return")
+    return _over_training(ax, curves, f"{100 * kappa:g}%-CVaR of training return")
 
 
 def plot_kl_ratio(
@@ -141,7 +141,7 @@ def plot_kl_ratio(
         if not len(x):
             continue
         shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in thresholds)
-        counts, _ = np.histogram(np.minimum(x, LARGEST_RATIO), edges)
+        counts, _ = np.histogram(np.clip(x, 0, LARGEST_RATIO), edges)
         color, line = style[label]["color"], style[label]["linestyle"]
         ax.stairs(counts / len(x), edges, fill=True, color=color, alpha=0.25)
         ax.stairs(counts / len(x), edges, color=color, linestyle=line, linewidth=1.4, label=f"{label}: {shares}")

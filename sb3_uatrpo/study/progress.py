@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sb3_uatrpo.study.executors import OUTPUT_HEADING
 from sb3_uatrpo.study.record import Record
 
 
@@ -64,7 +63,7 @@ class StudyProgress:
             # what is not done any more takes no time either
             self.n_steps -= record.spec.n_timesteps
         returns = record.episodes["returns"]
-        result = f"last return {returns[-1]:.4g}" if returns else last_line(record)
+        result = f"last return {returns[-1]:.4g}" if returns else record.reason or "no episode ended"
         self.say(f"{record.status:6} {record.spec}: {result} ({record.wall_time:.0f} s)")
 
     def skipped(self, record: Record) -> None:
@@ -94,13 +93,3 @@ class StudyProgress:
         :param line: printed above the display
         """
         self.console.print(line, markup=False, soft_wrap=True)
-
-
-def last_line(record: Record) -> str:
-    """
-    :param record: of a run
-    :return: what its traceback says in the end, ``""`` if there is none
-    """
-    said = (record.traceback or "").partition(OUTPUT_HEADING)[0]
-    lines = said.strip().splitlines()
-    return lines[-1] if lines else ""

@@ -5,21 +5,23 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sb3_uatrpo.study.errors import StudyError
+from sb3_uatrpo.study.record_schema import RECORD
 from sb3_uatrpo.study.specification import RunSpec
 
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
 FORMAT = 1
-STATUSES = ("done", "failed")
-# What each series of a record has at least
-SERIES = {
-    "episodes": {"timesteps", "returns", "lengths"},
-    "evaluations": {"timesteps", "returns"},
-    "updates": {"timesteps"},
-}
+SERIES = ("episodes", "evaluations", "updates")
+# Stands in a failed run's traceback before what the run itself printed
+OUTPUT_HEADING = "\nThe last that it printed:\n"
 # float32 has seven: enough for a picture, and a third of the space
 SIGNIFICANT_DIGITS = 6
 
@@ -55,6 +57,19 @@ class Record:
     machine: dict[str, str]
     wall_time: float
     started: str
+
+    @property
+    def reason(self) -> str:
+        """:return: the first line of the error that ended the run, ``""`` if none did"""
+        lines = (self.traceback or "").partition(OUTPUT_HEADING)[0].splitlines()
+        # the error follows the last frame; its further lines, and what the run printed, say less
+        frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+        after = lines[frames[-1] + 1 :] if frames else lines
+        return next((line for line in after if line.strip() and not line.startswith(" ")), "")
+
+    def without_series(self) -> "Record":
+        """:return: what is small of it"""
+        return replace(self, episodes={}, evaluations={}, updates={})
 
 
 def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
@@ -99,56 +114,62 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     :raises StudyError: naming the file, if it cannot be read, is cut off, or does not hold what a record holds
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (OSError, ValueError) as error:
+        return _record_of(json.loads(Path(path).read_text(encoding="utf-8")))
+    # the last is of lists in lists in lists
+    except (OSError, ValueError, RecursionError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
-    problem = _problem_of(content)
-    if problem:
-        raise StudyError(f"{path}: {problem}")
-    content["spec"] = RunSpec(**content["spec"])
-    if content["spec"].key() != content["key"]:
-        raise StudyError(f"{path}: its key {content['key']!r} does not belong to its settings")
-    for name in ("episodes", "evaluations"):
-        content[name]["returns"] = _with_nan(content[name]["returns"])
-    return Record(**{field.name: content[field.name] for field in fields(Record)})
 
 
-def read_records(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tuple[Path, str]]]:
+def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
     :param folder: where ``write_record`` wrote to
-    :return: the records in the order of their files' names, and each file that is none with the reason
+    :param series: whether to keep what makes records large
+    :return: the records in the order of their files' names, and each file that is none, or the copy of one under
+        another name, with the reason
     """
     records, bad = [], []
     for path in sorted(Path(folder).glob("[!.]*.json")):
         try:
-            records.append(read_record(path))
+            record = read_record(path)
         except StudyError as error:
             bad.append((path, str(error).removeprefix(f"{path}: ")))
+            continue
+        # a run counts once
+        if path.name == record.spec.file_name:
+            records.append(record if series else record.without_series())
+        else:
+            bad.append((path, f"a copy: the file of this record is called {record.spec.file_name}"))
     return records, bad
 
 
-def _problem_of(content: Any) -> str | None:
-    """What keeps a file's content from being a record, if anything does."""
-    if not isinstance(content, dict) or "format" not in content:
-        return "not a record"
-    if content["format"] != FORMAT:
-        return f"its format is {content['format']!r}, and this version reads {FORMAT}"
-    absent = [name for name in ("key", *(field.name for field in fields(Record))) if name not in content]
-    if absent:
-        return f"it lacks {', '.join(absent)}"
-    spec = content["spec"]
-    if not isinstance(spec, dict) or set(spec) != {field.name for field in fields(RunSpec)}:
-        return "its specification is not one of a run"
-    if content["status"] not in STATUSES:
-        return f"its status is {content['status']!r}, not one of {', '.join(STATUSES)}"
-    for name, required in SERIES.items():
-        series = content[name]
-        if not isinstance(series, dict) or not required <= set(series):
-            return f"its {name} lack {', '.join(sorted(required))}"
-        if not all(isinstance(values, list) for values in series.values()) or len(set(map(len, series.values()))) != 1:
-            return f"its {name} are not lists of one length"
-    return None
+def _record_of(content: Any) -> Record:
+    """
+    :raises ValueError: saying what keeps a file's content from being a record
+    """
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"not a record of format {FORMAT}, the one that this version reads")
+    problem = next(_validator().iter_errors(content), None)
+    if problem:
+        # the message begins with what was found, however long it is, and ends with what was expected
+        raise ValueError(f"{problem.json_path.removeprefix('$.')}: {problem.message[-150:]}")
+    spec = RunSpec(**content["spec"])
+    if spec.key() != content["key"]:
+        raise ValueError(f"its key {content['key']!r} does not belong to its settings")
+    for name in SERIES:
+        if len({len(values) for values in content[name].values()}) > 1:
+            raise ValueError(f"its {name} are not lists of one length")
+    if any(later < earlier for earlier, later in pairwise(content["episodes"]["timesteps"])):
+        raise ValueError("the timesteps of its episodes do not ascend")
+    for name in ("episodes", "evaluations"):
+        content[name]["returns"] = _with_nan(content[name]["returns"])
+    return Record(**{field.name: content[field.name] for field in fields(Record)} | {"spec": spec})
+
+
+@cache
+def _validator() -> "Validator":
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(RECORD)
 
 
 def _rounded(values: Any) -> Any:

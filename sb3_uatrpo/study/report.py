@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.groups import group_records, in_order, run_return
+from sb3_uatrpo.study.groups import group_records, in_order
 from sb3_uatrpo.study.markdown import markdown
 from sb3_uatrpo.study.record import Record
 from sb3_uatrpo.study.results import Pair, Results, pairs_of
@@ -67,19 +67,9 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tupl
     if not folder.is_dir():
         raise StudyError(f"{folder}: no such folder")
     if (folder / MARKER).exists():
-        records, bad = StudyFolder(folder).read_all()
-    elif find_runs(folder):
-        records, bad = read_zoo_folder(folder)
-    else:
-        raise StudyError(
-            f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
-        )
-    sound = []
-    for record in records:
-        try:
-            run_return(record)
-        except (TypeError, ValueError) as error:
-            bad.append((Path(record.spec.file_name), f"episodes that are none: {error}"))
-        else:
-            sound.append(record)
-    return sound, bad
+        return StudyFolder(folder).read_all()
+    if find_runs(folder):
+        return read_zoo_folder(folder)
+    raise StudyError(
+        f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
+    )

@@ -10,11 +10,50 @@ import numpy as np
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.groups import Group, in_order
+from sb3_uatrpo.study.groups import Group, in_order, is_uatrpo
 from sb3_uatrpo.study.statistics import Array, Estimate
 
 Pair = tuple[str, str]
 Panel = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A group on its own."""
+
+    group: Group
+    kappa: float
+
+    @cached_property
+    def mean(self) -> Estimate:
+        return statistics.bootstrap_mean(self.group.final_returns)
+
+    @cached_property
+    def cvar(self) -> Estimate:
+        return statistics.bootstrap_cvar(self.group.final_returns, self.kappa)
+
+    @property
+    def n_behind_cvar(self) -> int:
+        return statistics.runs_behind_cvar(len(self.group.records), self.kappa)
+
+    @cached_property
+    def interquartile_mean(self) -> Estimate:
+        return statistics.interquartile_mean(self.group.final_returns)
+
+    @cached_property
+    def last_evaluations(self) -> Array:
+        """:return: mean deterministic returns of the runs at the last step at which all were evaluated, if any"""
+        _, means = self.group.evaluations
+        return means[:, -1] if means.size else np.array([])
+
+    @cached_property
+    def kl_ratios(self) -> Array:
+        return self.group.update_values("kl_ratio")
+
+    @cached_property
+    def mean_kl_proposed(self) -> float:
+        proposed = self.group.update_values("kl_proposed")
+        return float(proposed.mean()) if len(proposed) else np.nan
 
 
 @dataclass(frozen=True)
@@ -62,6 +101,14 @@ class Results:
         return [group for group in self.all_groups if group.records]
 
     @cached_property
+    def summaries(self) -> list[Summary]:
+        return [Summary(group, self.kappa) for group in self.groups]
+
+    @property
+    def cvar_name(self) -> str:
+        return f"{100 * self.kappa:g}%-CVaR"
+
+    @cached_property
     def labels(self) -> list[str]:
         return in_order(group.label for group in self.groups)
 
@@ -81,13 +128,6 @@ class Results:
             for key, own in self.panels.items()
         }
         return {key: own for key, own in comparisons.items() if own}
-
-    @cached_property
-    def interquartile_means(self) -> dict[Panel, dict[str, Estimate]]:
-        return {
-            key: {label: statistics.interquartile_mean(group.final_returns) for label, group in own.items()}
-            for key, own in self.panels.items()
-        }
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Array]]:
@@ -114,6 +154,14 @@ class Results:
                     scores.setdefault(variant, {})[label] = np.stack(columns, axis=1)
         return scores
 
+    @cached_property
+    def interquartile_scores(self) -> dict[str, dict[str, Estimate]]:
+        """:return: for each variant and label, the IQM of ``scores``"""
+        return {
+            variant: {label: statistics.interquartile_mean(scores) for label, scores in own.items()}
+            for variant, own in self.scores.items()
+        }
+
     def improvement_everywhere(self, variant: str, first: str, second: str) -> Estimate:
         """:return: probability of improvement, averaged over all environments of a variant"""
         own = self.scores[variant]
@@ -129,7 +177,7 @@ def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]
     """
     if algorithms is None:
         pairs = tuple(combinations(labels, 2))
-        ours = tuple(pair for pair in pairs if pair[0] == "uatrpo")
+        ours = tuple(pair for pair in pairs if is_uatrpo(pair[0]))
         return ours or pairs
     for label in algorithms:
         if label not in labels:

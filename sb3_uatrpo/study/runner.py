@@ -1,9 +1,9 @@
 """From specifications to records in a folder: only what is missing is run."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sb3_uatrpo.study.executors import Executor, Say
 from sb3_uatrpo.study.progress import StudyProgress
@@ -21,14 +21,12 @@ class Outcome:
     What a study's folder holds after ``run_study``.
 
     :param done: number of runs that are done
-    :param failed: records of the runs that failed
-    :param corrupted: files that hold no record, with the reason; those in the way of a run were skipped with it
+    :param failed: records of the runs that failed, without their series
     :param n_skipped: number of runs whose record is corrupted and was not asked for anew
     """
 
     done: int
     failed: list[Record]
-    corrupted: list[tuple[Path, str]]
     n_skipped: int
 
 
@@ -60,7 +58,7 @@ def run_study(
     :param retry_corrupted: whether to run again what has a record that cannot be read
     :return: what the folder holds of the study afterwards
     """
-    records, corrupted = folder.read_all()
+    records, corrupted = folder.read_all(series=False)
     before = {record.spec: record for record in records}
     unreadable = {path.name for path, _ in corrupted}
     settled, skipped, missing = [], [], []
@@ -84,8 +82,8 @@ def run_study(
             progress.say(f"{len(settled)} of {len(specs)} runs have a record already")
         new: list[Record] = []
         if missing:
-            executor = make_executor(progress.say)
             with folder.claims() as claims:
+                executor = make_executor(progress.say)
                 try:
                     new = _run_all(missing, before, folder, claims, executor, progress)
                 finally:
@@ -94,7 +92,6 @@ def run_study(
     return Outcome(
         done=sum(record.status == "done" for record in ended),
         failed=[record for record in ended if record.status == "failed"],
-        corrupted=corrupted,
         n_skipped=len(skipped),
     )
 
@@ -120,20 +117,23 @@ def _run_all(
                 waiting.append(spec)
                 continue
             current = folder.read(spec)
-            if current is None or current == before.get(spec):
+            if current is None or current.without_series() == before.get(spec):
                 executor.submit(spec)
                 continue
             claims.release(spec)
             progress.skipped(current)
-            ended.append(current)
-        if waiting and not claims.held and not announced:
-            progress.say(f"waiting for {len(waiting)} runs that another driver has under way")
-            announced = True
-        for record in executor.collect(POLL):
-            folder.write(record)
-            claims.release(record.spec)
-            progress.ended(record)
-            ended.append(record)
+            ended.append(current.without_series())
+        if claims.held:
+            for record in executor.collect(POLL):
+                folder.write(record)
+                claims.release(record.spec)
+                progress.ended(record)
+                ended.append(record.without_series())
+        elif waiting:
+            if not announced:
+                progress.say(f"waiting for {len(waiting)} runs that another driver has under way")
+                announced = True
+            time.sleep(POLL)
         steps = executor.steps()
         progress.update(len(steps), sum(steps.values()))
     return ended

@@ -7,6 +7,7 @@ import inspect
 import io
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -24,7 +25,6 @@ ZOO_SETTINGS = {
     "frame_stack",
     "monitor_kwargs",
     "n_envs",
-    "n_timesteps",
     "noise_std",
     "noise_type",
     "normalize",
@@ -33,8 +33,9 @@ ZOO_SETTINGS = {
 }
 # Arguments of the constructor that the run itself fills in
 NOT_SETTINGS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+NOISE = "adversarial_noise"
 # How a varied setting is called in labels, where not by its own name
-SHORT_NAMES = {"adversarial_noise": "noise"}
+SHORT_NAMES = {NOISE: "noise"}
 
 
 def plan(
@@ -61,28 +62,35 @@ def plan(
     :param eval_freq: steps between deterministic evaluations, 0 for none
     :param n_eval_episodes: episodes of each
     :return: one specification for each run, seed after seed, so that a study that was cut short is balanced
-    :raises StudyError: for an algorithm, environment, hyperparameter or file that there is not
+    :raises StudyError: for an algorithm, environment, hyperparameter or file that there is not, and for a value that
+        cannot be
     """
+    for seed in seeds:
+        if not 0 <= seed < 2**32:
+            raise StudyError(f"a seed is an integer from 0 to 2**32-1, but it is {seed}")
     algorithms = _known_algorithms()
     for algo in algos:
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
     overrides = _overrides(params, algos)
-    configs = _configs(conf_files, algos)
+    configs = _configs(conf_files, algos, algorithms)
     variants = _variants(vary or {})
+    for name in vary or {}:
+        if any(name in own for own in overrides.values()):
+            raise StudyError(f"{name} is both overridden and varied: the variants would not be what they are called")
     specs = []
     for env_id, algo in itertools.product(env_ids, algos):
         settings = read_settings(algo, env_id, overrides[algo], configs[algo])
-        steps = settings.pop("n_timesteps", None) if n_timesteps is None else n_timesteps
-        settings.pop("n_timesteps", None)
-        if steps is None:
-            raise StudyError(f"the settings of {algo} on {env_id} have no n_timesteps: give it")
+        configured = settings.pop("n_timesteps", None)
+        steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
         for variant, changes in variants:
-            _check_names(algo, algorithms[algo], settings | changes)
-            specs += [
-                RunSpec(algo, env_id, seed, int(float(steps)), variant, settings | changes, eval_freq, n_eval_episodes)
-                for seed in seeds
-            ]
+            varied = settings | changes
+            # whatever a file says, no noise is the plain algorithm
+            if changes.get(NOISE) == 0:
+                del varied[NOISE]
+            _check_names(algo, algorithms[algo], varied)
+            plain = _plain(varied, f"{algo} on {env_id}")
+            specs += [RunSpec(algo, env_id, seed, steps, variant, plain, eval_freq, n_eval_episodes) for seed in seeds]
     # the same seed of everything first, and nothing twice
     return sorted(dict.fromkeys(specs), key=lambda spec: list(seeds).index(spec.seed))
 
@@ -117,9 +125,11 @@ def read_settings(
 
     try:
         name = register_environment(env_id)
-    except ImportError as error:
-        raise StudyError(f"environment {env_id!r}: {error}") from error
-    if name not in gym.registry:
+    # whatever a module does when it is imported, ending the process included
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise StudyError(f"environment {env_id!r}: {reason}") from error
+    if name not in gym.registry or env_id.startswith(":"):
         raise StudyError(f"unknown environment {env_id!r}{_close_to(name, gym.registry)}")
     try:
         with redirect_stdout(io.StringIO()):
@@ -130,12 +140,7 @@ def read_settings(
     except (OSError, ImportError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         source = f" in {config}" if config else ""
         raise StudyError(f"hyperparameters of {algo} on {env_id}{source}: {' '.join(str(error).split())}") from error
-    try:
-        return json.loads(json.dumps(settings))
-    except TypeError as error:
-        raise StudyError(
-            f"hyperparameters of {algo} on {env_id}: {error}; write it as a string, as RL Zoo's YAML files do"
-        ) from error
+    return settings
 
 
 def parse_value(text: str) -> Any:
@@ -193,12 +198,14 @@ def _overrides(params: Sequence[str], algos: Sequence[str]) -> dict[str, dict[st
     return {algo: common | own[algo] for algo in algos}
 
 
-def _configs(conf_files: Sequence[str], algos: Sequence[str]) -> dict[str, str | None]:
+def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[str]) -> dict[str, str | None]:
     """The hyperparameter file of each algorithm, ``None`` for its own."""
     configs: dict[str, str | None] = dict.fromkeys(algos)
     # files for all first, so that those for one replace them
     split = [(text.partition(":"), text) for text in conf_files]
-    for (algo, _, file), text in sorted(split, key=lambda item: item[0][0] in configs):
+    for (algo, colon, file), text in sorted(split, key=lambda item: item[0][0] in configs):
+        if colon and algo in known and algo not in configs:
+            raise StudyError(f"a file of {algo!r}, which is not in the study: {text}")
         for target in [algo] if algo in configs else algos:
             configs[target] = file if algo in configs else text
     return configs
@@ -211,10 +218,8 @@ def _variants(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, An
         short = SHORT_NAMES.get(name, name)
         axis: list[tuple[str, dict[str, Any]]] = []
         for value in values:
-            if name == "adversarial_noise" and value == 0:
-                axis.append(("", {}))
-            else:
-                axis.append((f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}", {name: value}))
+            shown = f"{value:g}" if isinstance(value, float) else value
+            axis.append(("" if name == NOISE and value == 0 else f"{short}={shown}", {name: value}))
         axes.append(axis)
     return [
         (
@@ -225,13 +230,40 @@ def _variants(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, An
     ]
 
 
+def _whole(steps: Any, of: str) -> int:
+    """The number of steps, which may be written as 1e6."""
+    if steps is None:
+        raise StudyError(f"the settings of {of} have no n_timesteps: give it")
+    try:
+        number = float(steps)
+    except (TypeError, ValueError):
+        number = math.nan
+    if number < 1 or not number.is_integer():
+        raise StudyError(f"n_timesteps of {of} must be an integer of at least 1, but it is {steps!r}")
+    return int(number)
+
+
+def _plain(settings: Mapping[str, Any], of: str) -> dict[str, Any]:
+    """The settings as they come back from a record: a tuple is a list there."""
+    plain = {}
+    for name, value in settings.items():
+        try:
+            plain[name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise StudyError(
+                f"{name} of {of} must be a finite number or what else JSON can hold, but it is {value!r}; code is "
+                "written as a string, as in RL Zoo's YAML files"
+            ) from error
+    return plain
+
+
 def _check_names(algo: str, cls: type, settings: Mapping[str, Any]) -> None:
     """
     :raises StudyError: if a setting is none of the algorithm's
     """
     accepted = (set(inspect.signature(cls).parameters) | ZOO_SETTINGS) - NOT_SETTINGS
     for name in settings:
-        if name == "adversarial_noise" and name not in accepted:
+        if name == NOISE and name not in accepted:
             raise StudyError(f"{algo} has no adversarial_noise (--noise); uatrpo and trpo_matched have")
         if name not in accepted:
             raise StudyError(f"unknown hyperparameter {name!r} of {algo}{_close_to(name, accepted)}")

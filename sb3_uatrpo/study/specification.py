@@ -6,8 +6,11 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# File systems take 255 bytes; the key and the endings of the record and of its lock need 21 of them
+LONGEST_STEM = 255 - 21
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class RunSpec:
     """
     One run: two of the same key give the same numbers.
@@ -39,6 +42,11 @@ class RunSpec:
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
+    # By the key, as on disk: 1 and 1.0 are two runs, and a tuple that comes back as a list is the same one
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunSpec) and self.key() == other.key()
+
     def __hash__(self) -> int:
         return hash(self.key())
 
@@ -53,5 +61,7 @@ class RunSpec:
     @property
     def file_name(self) -> str:
         """:return: name of the record's file; what no file system would refuse"""
-        parts = [self.algo, self.env_id, self.variant, f"s{self.seed}", self.key()]
-        return "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part) + ".json"
+        parts = [self.algo, self.env_id, self.variant, f"s{self.seed}"]
+        stem = "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part)
+        # the key alone tells runs apart
+        return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json"

@@ -18,6 +18,9 @@ Array = NDArray[np.float64]
 
 CONFIDENCE_LEVEL = 0.95
 N_RESAMPLES = 5000
+# Fewer where each takes longer
+N_RESAMPLES_RLIABLE = 2000
+N_RESAMPLES_OVER_TRAINING = 1000
 FINAL_SHARE = 0.1
 
 
@@ -136,14 +139,13 @@ def standard_error(values: ArrayLike, axis: int = 0) -> Array:
     """
     :param values: one per run, runs along ``axis``, NaN where a run has none
     :param axis: the axis along which runs lie
-    :return: standard error of the mean over the runs that have a value, NaN for fewer than two
+    :return: standard error of the mean, NaN for fewer than two runs and where a run has no value
     """
-    x = np.asarray(values, dtype=np.float64)
-    n = np.sum(~np.isnan(x), axis=axis, keepdims=True)
-    mean = np.nansum(x, axis=axis, keepdims=True) / np.maximum(n, 1)
-    variance = np.nansum((x - mean) ** 2, axis=axis) / np.maximum(np.squeeze(n, axis) - 1, 1)
-    n = np.squeeze(n, axis)
-    return np.where(n > 1, np.sqrt(variance / np.maximum(n, 1)), np.nan)
+    from scipy import stats
+
+    x = np.moveaxis(np.asarray(values, dtype=np.float64), axis, 0)
+    # scipy would warn
+    return np.asarray(stats.sem(x)) if len(x) > 1 else np.full(x.shape[1:], np.nan)
 
 
 def share_at_least(values: ArrayLike, threshold: float) -> float:
@@ -155,6 +157,17 @@ def share_at_least(values: ArrayLike, threshold: float) -> float:
     x = np.asarray(values, dtype=np.float64)
     x = x[~np.isnan(x)]
     return float(np.mean(x >= threshold)) if len(x) else math.nan
+
+
+def _complete(returns: Array, axis: int) -> Array:
+    """
+    :raises ValueError: if there is no run along the axis, or one without a return
+    """
+    if returns.shape[axis] == 0:
+        raise ValueError("returns must hold one run at least, but they are empty")
+    if np.isnan(returns).any():
+        raise ValueError("returns must be numbers, but they hold NaN: leave out runs that have none")
+    return returns
 
 
 def bootstrap(
@@ -173,10 +186,11 @@ def bootstrap(
     :param n_resamples: number of bootstrap samples
     :param seed: of the bootstrap samples
     :return: the statistic and its bounds
+    :raises ValueError: if a sample holds no run, or NaN
     """
     from scipy import stats
 
-    arrays = [np.asarray(sample, dtype=np.float64) for sample in samples]
+    arrays = [_complete(np.asarray(sample, dtype=np.float64), axis=-1) for sample in samples]
     value = np.asarray(statistic(*arrays, axis=-1))
     if min(array.shape[-1] for array in arrays) < 2:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
@@ -275,7 +289,7 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
 
 
 def _scores(returns: ArrayLike) -> Array:
-    x = np.asarray(returns, dtype=np.float64)
+    x = _complete(np.asarray(returns, dtype=np.float64), axis=0)
     return x[:, None] if x.ndim == 1 else x
 
 
@@ -296,7 +310,10 @@ def _rliable(
 
 
 def interquartile_mean(
-    returns: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, n_resamples: int = 2000, seed: int = 0
+    returns: ArrayLike,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    n_resamples: int = N_RESAMPLES_RLIABLE,
+    seed: int = 0,
 ) -> Estimate:
     """
     Mean without the lowest and the highest quarter of the runs, rounded down: with fewer than four, it is the mean.
@@ -319,7 +336,11 @@ def interquartile_mean(
 
 
 def probability_of_improvement(
-    x: ArrayLike, y: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, n_resamples: int = 2000, seed: int = 0
+    x: ArrayLike,
+    y: ArrayLike,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    n_resamples: int = N_RESAMPLES_RLIABLE,
+    seed: int = 0,
 ) -> Estimate:
     """
     P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks.
@@ -347,7 +368,7 @@ def performance_profile(
     returns: ArrayLike,
     thresholds: ArrayLike,
     confidence_level: float = CONFIDENCE_LEVEL,
-    n_resamples: int = 2000,
+    n_resamples: int = N_RESAMPLES_RLIABLE,
     seed: int = 0,
 ) -> Estimate:
     """

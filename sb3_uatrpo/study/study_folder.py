@@ -18,6 +18,7 @@ class StudyFolder:
     :param path: a study's folder
     :param create: whether to make it one, if it is empty or not there
     :raises StudyError: if it is not the folder of a study
+    :raises OSError: if there is no place for records
     """
 
     def __init__(self, path: str | os.PathLike[str], create: bool = False) -> None:
@@ -25,24 +26,29 @@ class StudyFolder:
         self.records_path = self.path / "records"
         marker = self.path / MARKER
         try:
-            if create and not marker.exists() and not (self.path.exists() and any(self.path.iterdir())):
+            # what begins with a dot may be the marker of another driver, half-way
+            if create and not marker.exists() and not any(self.path.glob("[!.]*")):
                 write_atomically(marker, json.dumps({"format": FORMAT}) + "\n")
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StudyError(f"{self.path} is not the folder of a study: it has no readable {MARKER}") from error
+            raise StudyError(f"{self.path} is not the folder of a study, for want of a {MARKER}: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise StudyError(f"{self.path} is a study of another format than {FORMAT}, the one that this version reads")
+        if create:
+            self.records_path.mkdir(exist_ok=True)
 
-    def read_all(self) -> tuple[list[Record], list[tuple[Path, str]]]:
+    def read_all(self, series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
         """:return: what ``read_records`` returns"""
-        return read_records(self.records_path)
+        return read_records(self.records_path, series)
 
     def read(self, spec: RunSpec) -> Record | None:
         """:return: the record of a run, ``None`` if there is none that can be read"""
         try:
-            return read_record(self.records_path / spec.file_name)
+            record = read_record(self.records_path / spec.file_name)
         except StudyError:
             return None
+        # not what somebody has copied there
+        return record if record.spec == spec else None
 
     def write(self, record: Record) -> Path:
         """:return: the record's file"""
@@ -84,12 +90,13 @@ class Claims:
     Runs that this driver has under way. The operating system drops a claim with the process that holds it, so that
     a driver that was killed leaves nothing to clean up.
 
-    :param folder: where the lock files are while they are needed
+    :param folder: where the lock files are while they are needed; made if it is not there, and left for other drivers
     """
 
     def __init__(self, folder: Path) -> None:
         from filelock import FileLock
 
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.held: dict[RunSpec, FileLock] = {}
 
@@ -97,7 +104,6 @@ class Claims:
         """:return: whether nobody else has the run under way"""
         from filelock import FileLock, Timeout
 
-        self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / f"{spec.file_name}.lock")
         try:
             lock.acquire(blocking=False)
@@ -120,5 +126,3 @@ class Claims:
         """Let go of everything."""
         for spec in list(self.held):
             self.release(spec)
-        with suppress(OSError):
-            self.folder.rmdir()

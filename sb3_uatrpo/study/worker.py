@@ -45,7 +45,8 @@ def run_one(spec: RunSpec, report: Callable[[int], None] | None = None) -> Recor
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     try:
         series, problem = _train(spec, report or (lambda steps: None)), None
-    except Exception:
+    # one that would end the process is a failure of the run like any other
+    except (Exception, SystemExit):
         series, problem = EMPTY, traceback.format_exc()
     return _record(spec, series, problem, started, time.perf_counter() - clock)
 

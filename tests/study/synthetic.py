@@ -11,6 +11,17 @@ from sb3_uatrpo.study.record import FORMAT, Record, write_atomically, write_reco
 from sb3_uatrpo.study.specification import RunSpec
 from sb3_uatrpo.study.study_folder import MARKER
 
+FAILURE = """\
+Traceback (most recent call last):
+  File "simulator.py", line 1, in step
+    step()
+RuntimeError: the simulator | broke
+and this line says more
+
+The last that it printed:
+a progress bar
+"""
+
 
 def make_record(
     algo: str = "uatrpo",
@@ -42,9 +53,7 @@ def make_record(
     return Record(
         spec=RunSpec(algo, env_id, seed, n_timesteps, variant, settings or {"gamma": 0.99}, eval_freq, 2),
         status=status,
-        traceback="Traceback (most recent call last):\n  …\nRuntimeError: the simulator | broke\n"
-        if status == "failed"
-        else None,
+        traceback=FAILURE if status == "failed" else None,
         episodes={
             "timesteps": ends.tolist(),
             "returns": (level + noise * rng.normal(size=len(ends))).tolist(),

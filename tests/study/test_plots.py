@@ -51,18 +51,21 @@ def test_cvar_over_training_begins_where_all_runs_are_known(ax):
     np.testing.assert_array_equal(lines(ax)["uatrpo"], [[200, 1], [300, 2]])
     np.testing.assert_array_equal(lines(ax)["one run"][:, 1], [1, 2, 3])
     assert ax.get_ylabel().startswith("50%-CVaR")
+    plots.plot_cvar_over_training(ax, CURVES, kappa=0.125, n_resamples=100)
+    assert ax.get_ylabel().startswith("12.5%-CVaR")
     ax.figure.canvas.draw()
 
 
 def test_kl_ratio(ax):
-    ratios = {"uatrpo": [0.95, 1.0, 1.05, 2.5], "trpo": [3.5, 40.0], "ppo": []}
+    ratios = {"uatrpo": [0.95, 1.0, 1.05, 2.5], "trpo": [3.5, 40.0], "ppo": [], "a2c": [-3.0, 1.0]}
     assert plots.plot_kl_ratio(ax, ratios) is ax
     _, labels = ax.get_legend_handles_labels()
-    assert labels == ["uatrpo: 25% ≥ 2, 0% ≥ 3", "trpo: 100% ≥ 2, 100% ≥ 3"]
+    assert labels == ["uatrpo: 25% ≥ 2, 0% ≥ 3", "trpo: 100% ≥ 2, 100% ≥ 3", "a2c: 0% ≥ 2, 0% ≥ 3"]
     shares = [patch.get_data().values.sum() for patch in ax.patches]
     np.testing.assert_allclose(shares, 1.0)
-    # what is too large for the axis is in the last bin
-    assert ax.patches[-1].get_data().values[-1] == 0.5
+    # what is too large for the axis is in the last bin, and what is too small in the first
+    assert ax.patches[3].get_data().values[-1] == 0.5
+    assert ax.patches[-1].get_data().values[0] == 0.5
     ax.figure.canvas.draw()
 
 

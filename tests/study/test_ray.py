@@ -114,4 +114,4 @@ def test_an_address_without_a_cluster(tmp_path):
     said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 2
     assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: Connection refused\n"
-    assert not (tmp_path / "study" / "records").exists()
+    assert not records_of(tmp_path)

@@ -1,12 +1,16 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.record import Record, read_record, read_records, write_record
+from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, read_record, read_records, write_record
 from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.study_folder import StudyFolder
+
+PILOT = Path(__file__).parents[2] / "docs" / "results" / "pilot" / "records"
 
 SPEC = RunSpec("uatrpo", "Hopper-v4", 3, 1000, "noise=1", {"gamma": 0.995, "adversarial_noise": 1.0}, 500, 2)
 RECORD = Record(
@@ -38,12 +42,12 @@ def test_what_was_written_is_read(tmp_path):
 def test_floats_are_short_and_settings_exact(tmp_path):
     spec = replace(SPEC, settings={"gamma": 0.123456789123})
     returns = [1234.56789, 1e-7 / 3, math.inf, math.nan]
-    episodes = {"timesteps": [123456789, 2, 3, 4], "returns": returns, "lengths": [1, 1, 1, 1]}
+    episodes = {"timesteps": [1, 2, 3, 123456789], "returns": returns, "lengths": [1, 1, 1, 1]}
     updates = {"timesteps": [1], "kl_ratio": [math.inf]}
     path = write_record(replace(RECORD, spec=spec, episodes=episodes, updates=updates), tmp_path)
     read = read_record(path)
     assert read.spec == spec
-    assert read.episodes["timesteps"][0] == 123456789
+    assert read.episodes["timesteps"][-1] == 123456789
     assert read.episodes["returns"][:2] == [1234.57, 3.33333e-08]
     assert all(math.isnan(value) for value in read.episodes["returns"][2:])
     assert read.updates["kl_ratio"] == [None]
@@ -70,6 +74,10 @@ def edited(**changes):
     return json.dumps({name: value for name, value in content.items() if value != "absent"})
 
 
+def episodes(**changes):
+    return {**RECORD.episodes, **changes}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -77,16 +85,28 @@ def edited(**changes):
         (edited()[:200], ""),
         (edited()[:-1], "delimiter"),
         ("\x00" * 100, ""),
-        ("[]", "not a record"),
-        ("{}", "not a record"),
-        (edited(format=2), "its format is 2"),
-        (edited(versions="absent"), "it lacks versions"),
-        (edited(spec={}), "specification"),
+        ("[" * 100_000, "recursion"),
+        ("[]", "not a record of format 1"),
+        ("{}", "not a record of format 1"),
+        (edited(format=2), "not a record of format 1"),
+        (edited(versions="absent"), "'versions' is a required property"),
+        (edited(versions=[]), "versions: [] is not of type 'object'"),
+        (edited(versions={"numpy": 2}), "versions.numpy: 2 is not of type 'string'"),
+        (edited(wall_time="long"), "wall_time: 'long' is not of type 'number'"),
+        (edited(spec={}), "spec: 'algo' is a required property"),
+        (edited(spec={**vars(SPEC), "colour": "red"}), "'colour' was unexpected"),
         (edited(spec={**vars(SPEC), "seed": 4}), "key"),
-        (edited(status="fine"), "its status is 'fine'"),
-        (edited(episodes={}), "its episodes lack"),
-        (edited(episodes={"timesteps": [1], "returns": [], "lengths": []}), "its episodes are not lists of one length"),
-        (edited(updates={"timesteps": 1}), "its updates are not lists"),
+        (edited(status="fine"), "status: 'fine' is not one of ['done', 'failed']"),
+        (edited(episodes={}), "episodes: 'timesteps' is a required property"),
+        (edited(episodes=episodes(timesteps=[])), "its episodes are not lists of one length"),
+        (edited(episodes=episodes(timesteps=[25, 10])), "the timesteps of its episodes do not ascend"),
+        (edited(episodes=episodes(timesteps=[10, None])), "episodes.timesteps[1]: None is not of type 'integer'"),
+        (edited(episodes=episodes(returns=[1.5, "12"])), "episodes.returns[1]: '12' is not of type 'number', 'null'"),
+        (edited(evaluations={"timesteps": [1, 2], "returns": ["x", "y"]}), "evaluations.returns[0]: 'x' is not of"),
+        (edited(evaluations={"timesteps": [1], "returns": [[]]}), "evaluations.returns[0]: [] should be non-empty"),
+        (edited(updates={"timesteps": 1}), "updates.timesteps: 1 is not of type 'array'"),
+        (edited(updates={"timesteps": [1], "kl_ratio": ["x"]}), "updates.kl_ratio[0]: 'x' is not of type"),
+        (edited(updates={"timesteps": ["x" * 1000]}), "xxx' is not of type 'integer'"),
     ],
 )
 def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
@@ -97,6 +117,7 @@ def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
         read_record(bad)
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < len(str(bad)) + 250
     records, unreadable = read_records(tmp_path)
     assert records == [read_record(good)]
     assert unreadable == [(bad, str(caught.value).removeprefix(f"{bad}: "))]
@@ -105,3 +126,49 @@ def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
 def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe\x00")
     assert len(read_records(tmp_path)[1]) == 1
+
+
+def test_a_copy_is_named_and_does_not_count(tmp_path):
+    path = write_record(RECORD, tmp_path)
+    copy = tmp_path / "zz_copy.json"
+    copy.write_bytes(path.read_bytes())
+    assert read_records(tmp_path) == ([RECORD], [(copy, f"a copy: the file of this record is called {path.name}")])
+    # nor does it stand for the run whose name it has
+    folder = StudyFolder(tmp_path / "study", create=True)
+    other = replace(SPEC, seed=9)
+    write_record(RECORD, folder.records_path).rename(folder.records_path / other.file_name)
+    assert folder.read(other) is None
+
+
+FRAMES = """\
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    f()
+    ~^^
+ZeroDivisionError: first
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "b.py", line 2, in f
+    raise ValueError(text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("traceback", "reason"),
+    [
+        (None, ""),
+        ("the process ended with exit code -9", "the process ended with exit code -9"),
+        (f"{FRAMES}ValueError: one\nand two\n  and three\n", "ValueError: one"),
+        (f'{FRAMES}ValueError: one\n{OUTPUT_HEADING}Traceback:\n  File "c.py"\nprinted\n', "ValueError: one"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_errors_first_line(traceback, reason):
+    assert replace(RECORD, status="failed", traceback=traceback).reason == reason
+
+
+def test_records_of_earlier_versions_are_read():
+    records, bad = read_records(PILOT)
+    assert records
+    assert not bad

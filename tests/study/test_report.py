@@ -15,12 +15,14 @@ import yaml
 from sb3_uatrpo import study
 from sb3_uatrpo.study.errors import StudyError
 from sb3_uatrpo.study.groups import group_records, in_order
+from sb3_uatrpo.study.pictures import PICTURES
 from sb3_uatrpo.study.record import write_record
 from sb3_uatrpo.study.report import read_folder, report
+from sb3_uatrpo.study.results import Results, pairs_of
 from sb3_uatrpo.study.zoo_folder import read_zoo_folder
 from tests.study.synthetic import make_folder, make_record, make_study
 
-PICTURES = {
+DRAWN = {
     "learning_curves", "evaluations", "cvar", "cvar_over_training", "differences", "kl_ratio", "performance_profiles",
     "interquartile_means", "probability_of_improvement",
 }  # fmt: skip
@@ -47,8 +49,8 @@ def whole(tmp_path_factory):
 def test_pictures_are_there_and_linked(whole):
     folder, text = whole
     output = folder / "report"
-    assert {path.stem for path in output.glob("*.png")} == PICTURES
-    for name in PICTURES:
+    assert {path.stem for path in output.glob("*.png")} == DRAWN
+    for name in DRAWN:
         assert f"]({name}.png)" in text
         assert f"]({name}.svg)" in text
         picture = matplotlib.image.imread(output / f"{name}.png")
@@ -106,7 +108,7 @@ def test_a_second_report_is_the_same(tmp_path):
     folder = make_study(tmp_path / "study", n_seeds=2, env_ids=("Hopper-v4",), variants=("",))
     first, second = (report(folder, tmp_path / name) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
-    for name in PICTURES:
+    for name in DRAWN:
         for extension in ("png", "svg"):
             files = [path.with_name(f"{name}.{extension}").read_bytes() for path in (first, second)]
             assert files[0] == files[1], name
@@ -175,9 +177,12 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
     assert "without a final return" in said
     assert "- uatrpo on Hopper-v4, seed 2" in said
     assert "- `cut.json`: " in said
-    assert "timesteps must ascend" in said
+    assert "the timesteps of its episodes do not ascend" in said
     (row,) = rows(section(text, "Returns"))
     assert row[2:4] == ["uatrpo", "1"]
+    # a run without a return is done too
+    (row,) = [row for row in rows(said) if row[2] == "uatrpo"]
+    assert row[3:] == ["2", "1", "10,000", "0, 2", "0.02"]
 
 
 def test_settings_are_told_apart_or_refused(tmp_path):
@@ -214,6 +219,16 @@ def test_a_setting_that_one_lacks_and_other_evaluations_count():
     assert labels == ["uatrpo (eval_freq=0, gae_lambda=0.9)", "uatrpo (eval_freq=2000, no gae_lambda)"]
 
 
+def test_other_evaluations_are_no_other_training():
+    """Unless one training would count twice."""
+    a, b = make_record(seed=0, eval_freq=0), make_record(seed=1)
+    (group,) = group_records([a, b])
+    assert group.records == (a, b)
+    assert group.label == "uatrpo"
+    with pytest.raises(StudyError, match=r"has eval_freq=0 .* and eval_freq=2000"):
+        group_records([a, b, make_record(seed=0)])
+
+
 def test_variants_are_groups_of_their_own():
     groups = group_records(
         [make_record(variant=v, settings={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
@@ -223,6 +238,31 @@ def test_variants_are_groups_of_their_own():
 
 def test_order():
     assert in_order(["trpo", "ppo", "uatrpo", "trpo"]) == ["uatrpo", "ppo", "trpo"]
+
+
+def test_uatrpo_is_compared_with_every_other_one():
+    labels = ["uatrpo (gamma=0.9)", "uatrpo (gamma=1)", "ppo", "trpo"]
+    expected = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+    assert pairs_of(labels, None) == tuple((labels[i], labels[j]) for i, j in expected)
+    assert pairs_of(labels[2:], None) == (("ppo", "trpo"),)
+
+
+def test_shares_and_small_numbers_are_not_rounded_away(tmp_path):
+    folder = write(tmp_path / "study", make_record(final=1.23456e-5), make_record("ppo", final=-2e-4))
+    text = report(folder, tmp_path / "report", kappa=0.125).read_text(encoding="utf-8")
+    assert [row[4] for row in rows(section(text, "Returns"))] == ["1.235e-05", "-0.0002"]
+    assert "| 12.5%-CVaR |" in section(text, "Returns")
+    assert "| of 12.5%-CVaR |" in section(text, "Differences")
+    assert "12%" not in text
+
+
+def test_titles_are_broken_between_settings_and_a_dollar_is_one(tmp_path):
+    records = [make_record(variant=v) for v in ("noise=1,trust_region_delta=0.03,layers=[64, 64]", "cost=$x^2$,y=$")]
+    text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
+    assert "cost=$x^2$,y=$" in text
+    results = Results(tmp_path, tuple(group_records(records)), (), (), 0.2)
+    titles = {ax.get_title() for ax in PICTURES["learning_curves"](results).axes}
+    assert "Hopper-v4, noise=1,\ntrust_region_delta=0.03,\nlayers=[64, 64]" in titles
 
 
 def test_evaluations_at_steps_that_all_runs_share():

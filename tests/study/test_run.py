@@ -11,14 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch as th
+from matplotlib.figure import Figure
+from rl_zoo3.utils import ALGOS
+from stable_baselines3 import PPO
 
 from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.executors import run_quietly
-from sb3_uatrpo.study.record import read_records
-from sb3_uatrpo.study.runner import Outcome, run_study
+from sb3_uatrpo.study.record import read_record, read_records, write_record
+from sb3_uatrpo.study.runner import POLL, Outcome, run_study
 from sb3_uatrpo.study.settings import plan
 from sb3_uatrpo.study.study_folder import StudyFolder
 from sb3_uatrpo.study.worker import failed_record, run_one
+from tests.study.synthetic import make_folder, make_record
 from tests.study.tasks import processes_seen
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +104,11 @@ def is_alive(process: int) -> bool:
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def locks_in(folder: Path) -> list[Path]:
+    """The folder itself stays: another driver might be about to put a file there."""
+    return list((folder / "study" / "locks").iterdir())
+
+
 def records_of(folder: Path) -> dict[int, object]:
     records, bad = read_records(folder / "study" / "records")
     assert not bad
@@ -168,6 +178,40 @@ def test_other_algorithms_of_rl_zoo(algo, env_id, params):
     assert len(record.updates["timesteps"]) <= 10
 
 
+class Chatty(PPO):
+    """Logs what no record holds."""
+
+    def train(self):
+        super().train()
+        for name, value in {"figure": Figure(), "array": np.ones(2), "tensor": th.ones(1), "text": "fine"}.items():
+            self.logger.record(f"train/{name}", value)
+
+
+class Leaving(PPO):
+    """Ends its process."""
+
+    def train(self):
+        sys.exit("enough")
+
+
+def test_a_run_that_would_end_its_process_has_failed(monkeypatch):
+    monkeypatch.setitem(ALGOS, "ppo", Leaving)
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 500, ["n_steps:50", "batch_size:50", "n_envs:1"], eval_freq=0)
+    record = run_one(spec)
+    assert (record.status, record.reason) == ("failed", "SystemExit: enough")
+
+
+def test_only_numbers_and_strings_are_kept_of_what_is_logged(tmp_path, monkeypatch):
+    monkeypatch.setitem(ALGOS, "ppo", Chatty)
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 500, ["n_steps:50", "batch_size:50", "n_envs:1"], eval_freq=0)
+    record = run_one(spec)
+    assert record.status == "done", record.traceback
+    assert set(record.updates["tensor"]) == {1.0}
+    assert set(record.updates["text"]) == {"fine"}
+    assert not {"figure", "array"} & set(record.updates)
+    assert read_record(write_record(record, tmp_path)).updates["text"] == record.updates["text"]
+
+
 def test_a_run_leaves_the_terminal_and_the_folder_alone(tmp_path, monkeypatch, capfd):
     """MuJoCo warns of a file of Gymnasium's, past Python."""
     monkeypatch.chdir(tmp_path)
@@ -197,7 +241,7 @@ def test_a_study_from_runs_to_pictures(tmp_path, finish):
     assert "2 done, 0 failed" in finish(["run", *words, *folder])
     files = list((tmp_path / "study" / "records").iterdir())
     assert len(files) == 2
-    assert not (tmp_path / "study" / "locks").exists()
+    assert not locks_in(tmp_path)
     written = [file.stat().st_mtime_ns for file in files]
 
     assert "2 of 2 runs have a record already" in finish(["run", *words, *folder])
@@ -292,7 +336,7 @@ def test_a_killed_driver_loses_only_what_is_under_way(tmp_path, finish):
     assert "2 done, 0 failed" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_loses_only_what_is_under_way(tmp_path, number):
     driver = start(command(tmp_path, "--jobs", "1", hold_from=2))
     wait_for(lambda: len(runs_seen(tmp_path)) == 2)
@@ -304,7 +348,21 @@ def test_an_interruption_loses_only_what_is_under_way(tmp_path, number):
     assert "Traceback" not in said
     assert not any(map(is_alive, runs_seen(tmp_path)))
     assert list(records_of(tmp_path)) == [0]
-    assert not (tmp_path / "study" / "locks").exists()
+    assert not locks_in(tmp_path)
+
+
+def test_nohup_is_respected():
+    assert set(command_line.ending_signals()) == {signal.SIGTERM, signal.SIGHUP}
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert command_line.ending_signals() == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_folder_that_another_driver_is_about_to_make(tmp_path):
+    (tmp_path / ".study.tmp").touch()
+    assert StudyFolder(tmp_path, create=True).read_all() == ([], [])
 
 
 def test_two_drivers_share_a_study(tmp_path):
@@ -316,51 +374,72 @@ def test_two_drivers_share_a_study(tmp_path):
     # neither repeated what the other did
     assert sum(text.count("done   ") for text in said) == 4
     assert len(records_of(tmp_path)) == 4
-    assert not (tmp_path / "study" / "locks").exists()
+    assert not locks_in(tmp_path)
 
 
-def test_what_is_not_computed_yet_is_taken_over(tmp_path):
-    """A driver waits for a run of another, and runs it itself if the other gives up."""
+class Instant:
+    """An executor that has every record at once."""
+
+    capacity = 2
+
+    def __init__(self, say):
+        self.records = []
+        self.stopped = False
+
+    def submit(self, spec):
+        self.records.append(replace(failed_record(spec, "", STARTED), status="done", traceback=None))
+
+    def collect(self, timeout):
+        assert self.records, "nothing is under way"
+        records, self.records = self.records, []
+        return records
+
+    def steps(self):
+        return {}
+
+    def stop(self):
+        self.stopped = True
+
+
+def test_what_is_not_computed_yet_is_taken_over(tmp_path, monkeypatch):
+    """A driver waits for a run of another, without keeping a core busy, and runs it itself if the other gives up."""
     specs = plan(["ppo"], ["CartPole-v1"], [0, 1], 100)
     folder = StudyFolder(tmp_path / "study", create=True)
     other = folder.claims()
-    theirs = other.__enter__()
-    assert theirs.take(specs[0])
-    said = []
+    assert other.__enter__().take(specs[0])
+    slept, executors = [], []
 
-    class Instant:
-        """Has every record at once, and makes the other driver give up when there is nothing else to do."""
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 2:
+            other.__exit__(None, None, None)
 
-        capacity = 2
+    def make_executor(say):
+        executors.append(Instant(say))
+        return executors[0]
 
-        def __init__(self, say):
-            self.records = []
+    monkeypatch.setattr("sb3_uatrpo.study.runner.time.sleep", sleep)
+    assert run_study(specs, folder, make_executor) == Outcome(done=2, failed=[], n_skipped=0)
+    assert slept == [POLL] * 2
+    assert executors[0].stopped
 
-        def submit(self, spec):
-            self.records.append(replace(failed_record(spec, "", STARTED), status="done", traceback=None))
 
-        def collect(self, timeout):
-            said.append(len(self.records))
-            if len(said) == 3:
-                other.__exit__(None, None, None)
-            records, self.records = self.records, []
-            return records
-
-        def steps(self):
-            return {}
-
-        def stop(self):
-            said.append("stopped")
-
-    assert run_study(specs, folder, Instant) == Outcome(done=2, failed=[], corrupted=[], n_skipped=0)
-    assert said[:3] == [1, 0, 0]
-    assert said[-1] == "stopped"
-    assert sum(said[:-1]) == 2
+def test_a_driver_keeps_no_series(tmp_path):
+    """Those of a large study are more than the memory holds."""
+    specs = plan(["ppo"], ["CartPole-v1"], [0, 1], 100)
+    folder = StudyFolder(tmp_path / "study", create=True)
+    folder.write(failed_record(specs[0], "lost", STARTED))
+    (failed,) = run_study(specs, folder, Instant).failed
+    assert failed.reason == "lost"
+    assert failed.episodes == failed.evaluations == failed.updates == {}
+    # what failed is still known as such when it is run again
+    assert run_study(specs, folder, Instant, retry_failed=True) == Outcome(done=2, failed=[], n_skipped=0)
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
+OURS = ["--algo", "uatrpo", *PLAN[2:]]
 
 
 @pytest.mark.parametrize(
@@ -373,6 +452,9 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
         ("run", [*PLAN, "--noise", "-1"], "-1.0 is not in the range x>=0"),
         ("run", [*PLAN, "--seeds", "one"], "a seed is an integer"),
         ("run", [*PLAN, "--seeds", "3-1"], "a seed is an integer"),
+        ("run", [*PLAN, "--seeds", "0-4294967296"], "a seed is an integer from 0 to 2**32-1"),
+        ("run", [*OURS, "--noise", "nan"], "adversarial_noise of uatrpo on CartPole-v1 must be a finite number"),
+        ("run", [*OURS, "--noise", "1", "--vary", "adversarial_noise:1"], "come from --noise or from --vary, not from"),
         ("run", [*PLAN, "--shard", "3/2"], "a part is written i/n"),
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
         ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster is host:port or auto"),
@@ -397,6 +479,23 @@ def test_bad_input_is_one_line(name, words, message, tmp_path, finish):
     assert said.startswith("Error: ")
     assert message in said
     assert len(said.splitlines()) == 1
+
+
+def test_places_that_cannot_be_written_are_one_line(tmp_path, finish):
+    for name in ("records", "locks"):
+        make_folder(tmp_path / name)
+        (tmp_path / name / name).touch()
+        said = finish(["run", *PLAN, "--folder", str(tmp_path / name)], code=2)
+        assert said.count("\n") == 1
+        assert f"File exists: '{tmp_path / name / name}'" in said
+    (tmp_path / "file").touch()
+    said = finish(["run", *PLAN, "--folder", str(tmp_path / "file" / "study")], code=2)
+    assert "is not the folder of a study, for want of a study.json: [Errno 20] Not a directory" in said
+    write_record(make_record(), make_folder(tmp_path / "study") / "records")
+    said = finish(
+        ["report", "--folder", str(tmp_path / "study"), "--output", str(tmp_path / "file" / "report")], code=2
+    )
+    assert said == f"Error: [Errno 20] Not a directory: '{tmp_path / 'file' / 'report'}'\n"
 
 
 def test_options_take_several_values():

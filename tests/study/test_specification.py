@@ -1,3 +1,4 @@
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -20,10 +21,26 @@ def test_a_key_follows_from_everything_but_the_order():
     assert len({SPEC, *changed}) == 1 + len(others)
 
 
+def test_equal_is_what_has_one_key():
+    # a setting that comes back from a file
+    assert replace(SPEC, settings={"train_freq": (4, "step")}) == replace(SPEC, settings={"train_freq": [4, "step"]})
+    assert replace(SPEC, settings={"gamma": 1}) != replace(SPEC, settings={"gamma": 1.0})
+    assert SPEC != SPEC.key()
+
+
 def test_names():
     spec = replace(SPEC, env_id="module:ALE/Pong-v5", variant="noise=1,gamma=0.9", seed=12)
     assert spec.file_name == f"ppo_module-ALE-Pong-v5_noise=1-gamma=0.9_s12_{spec.key()}.json"
     assert str(spec) == "ppo (noise=1,gamma=0.9) on module:ALE/Pong-v5, seed 12"
+
+
+def test_a_long_variant_has_a_file():
+    long = [replace(SPEC, variant=f"{'é' * 200}={i}") for i in (0, 1)]
+    # with ".lock", what file systems take
+    assert all(len(f"{spec.file_name}.lock".encode()) <= 255 for spec in long)
+    assert len({spec.file_name for spec in long}) == 2
+    longest = replace(SPEC, variant="x" * (234 - len("ppo_CartPole-v1__s0")))
+    assert longest.file_name == f"ppo_CartPole-v1_{longest.variant}_s0_{longest.key()}.json"
 
 
 def test_a_plan_is_the_product():
@@ -78,6 +95,20 @@ def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
     assert [spec.settings["gamma"] for spec in both] == [0.5, 0.5]
 
 
+def test_settings_are_as_a_record_has_them():
+    (spec,) = plan(["sac"], ["Pendulum-v1"], [0], vary={"train_freq": [(4, "step")]})
+    assert spec.settings["train_freq"] == [4, "step"]
+    assert spec.variant == "train_freq=(4, 'step')"
+
+
+def test_no_noise_is_the_plain_algorithm_whatever_a_file_says(tmp_path):
+    file = tmp_path / "own.yml"
+    file.write_text("default:\n  policy: MlpPolicy\n  adversarial_noise: 2.0\n")
+    noise = {"adversarial_noise": [0.0, 1.0]}
+    specs = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary=noise, conf_files=[str(file)])
+    assert [(spec.variant, spec.settings.get("adversarial_noise")) for spec in specs] == [("", None), ("noise=1", 1.0)]
+
+
 def test_values_are_read_as_python_writes_them():
     values = ["0.1", "1e-3", "True", "[1, 2]", "lin_0.1", "dict(a=1)", "'text'"]
     assert [parse_value(text) for text in values] == [0.1, 0.001, True, [1, 2], "lin_0.1", "dict(a=1)", "text"]
@@ -94,7 +125,31 @@ def test_values_are_read_as_python_writes_them():
         ({"params": ["seed:1"]}, "unknown hyperparameter 'seed' of ppo"),
         ({"params": ["gamma"]}, "a setting is written name:value, but it is 'gamma'"),
         ({"params": ["trpo.gamma:0.9"]}, "'trpo', which is not in the study"),
-        ({"params": ["gamma:{1, 2}"]}, "write it as a string"),
+        ({"env_ids": [":CartPole-v1"]}, "unknown environment ':CartPole-v1'; did you mean 'CartPole-v1'?"),
+        ({"env_ids": ["..:Odd-v0"]}, "environment '..:Odd-v0': TypeError: "),
+        ({"env_ids": ["broken_task:Odd-v0"]}, "environment 'broken_task:Odd-v0': SystemExit: not today"),
+        ({"seeds": [-1]}, "a seed is an integer from 0 to 2**32-1, but it is -1"),
+        ({"params": ["gamma:{1, 2}"]}, "but it is {1, 2}; code is written as a string"),
+        (
+            {"vary": {"gamma": [{1, 2}]}},
+            "gamma of ppo on CartPole-v1 must be a finite number or what else JSON can hold",
+        ),
+        ({"params": ["max_grad_norm:1e999"]}, "max_grad_norm of ppo on CartPole-v1 must be a finite number or"),
+        (
+            {"vary": {"gamma": [math.nan]}},
+            "gamma of ppo on CartPole-v1 must be a finite number or what else JSON can hold, but it is nan",
+        ),
+        (
+            {"conf_files": ["INFINITE"]},
+            "gamma of ppo on CartPole-v1 must be a finite number or what else JSON can hold, but it is inf",
+        ),
+        ({"vary": {"n_timesteps": [50, 60]}}, "unknown hyperparameter 'n_timesteps' of ppo"),
+        ({"vary": {"gamma": [0.9]}, "params": ["gamma:0.8"]}, "gamma is both overridden and varied"),
+        ({"vary": {"gamma": [0.9]}, "params": ["ppo.gamma:0.8"]}, "gamma is both overridden and varied"),
+        *(
+            ({"params": [f"n_timesteps:{n}"], "n_timesteps": None}, f"must be an integer of at least 1, but it is {n}")
+            for n in ("'abc'", -5, 0.5, 100.5, "[1]")
+        ),
         (
             {"vary": {"adversarial_noise": [0.0, 1.0]}},
             "ppo has no adversarial_noise (--noise); uatrpo and trpo_matched",
@@ -105,10 +160,19 @@ def test_values_are_read_as_python_writes_them():
         ({"conf_files": ["OTHERS"]}, "not found for ppo-CartPole-v1"),
         ({"conf_files": ["BROKEN"]}, "ppo on CartPole-v1"),
         ({"conf_files": ["LIST"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["sac:own.yml"]}, "a file of 'sac', which is not in the study: sac:own.yml"),
     ],
 )
-def test_what_does_not_exist_is_named(changes, message, tmp_path):
-    files = {"EMPTY": "", "OTHERS": "Acrobot-v1:\n  policy: MlpPolicy\n", "BROKEN": "a: [", "LIST": "- 1\n"}
+def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):
+    (tmp_path / "broken_task.py").write_text("raise SystemExit('not today')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {
+        "EMPTY": "",
+        "OTHERS": "Acrobot-v1:\n  policy: MlpPolicy\n",
+        "BROKEN": "a: [",
+        "LIST": "- 1\n",
+        "INFINITE": "default:\n  policy: MlpPolicy\n  gamma: .inf\n",
+    }
     for name, text in files.items():
         (tmp_path / f"{name}.yml").write_text(text)
     if changes.get("conf_files", [""])[0] in files:

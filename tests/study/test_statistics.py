@@ -153,11 +153,12 @@ def test_runs_behind_cvar(n_runs, kappa, expected):
 def test_standard_error_against_scipy():
     x = np.random.default_rng(0).normal(size=(5, 3))
     np.testing.assert_allclose(statistics.standard_error(x), stats.sem(x, axis=0), rtol=1e-12)
-    x[1:, 0] = np.nan
+    np.testing.assert_allclose(statistics.standard_error(x, axis=1), x.std(axis=1, ddof=1) / math.sqrt(3), rtol=1e-12)
+    # where a run has no value, and of one run alone, without a warning
     x[2, 1] = np.nan
-    error = statistics.standard_error(x)
-    assert np.isnan(error[0])
-    np.testing.assert_allclose(error[1:], stats.sem(x[:, 1:], axis=0, nan_policy="omit").data, rtol=1e-12)
+    assert np.isnan(statistics.standard_error(x)).tolist() == [False, True, False]
+    assert np.isnan(statistics.standard_error(x[:1])).tolist() == [True, True, True]
+    assert np.isnan(statistics.standard_error([1.0]))
 
 
 def test_share_at_least():
@@ -221,23 +222,31 @@ def test_differences():
     np.testing.assert_allclose(statistics.difference_of_cvars(x, y, 1.0, n_resamples=500), mean, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "interval",
-    [
-        lambda x: statistics.bootstrap_mean(x),
-        lambda x: statistics.bootstrap_cvar(x, 0.2),
-        lambda x: statistics.difference_of_means(x, [1.0, 2.0]),
-        lambda x: statistics.difference_of_cvars([1.0, 2.0], x, 0.2),
-        lambda x: statistics.interquartile_mean(x),
-        lambda x: statistics.probability_of_improvement(x, [1.0, 2.0]),
-        lambda x: statistics.performance_profile(x, [1.0, 2.0]),
-    ],
-)
+INTERVALS = [
+    lambda x: statistics.bootstrap_mean(x),
+    lambda x: statistics.bootstrap_cvar(x, 0.2),
+    lambda x: statistics.difference_of_means(x, [1.0, 2.0]),
+    lambda x: statistics.difference_of_cvars([1.0, 2.0], x, 0.2),
+    lambda x: statistics.interquartile_mean(x),
+    lambda x: statistics.probability_of_improvement(x, [1.0, 2.0]),
+    lambda x: statistics.performance_profile(x, [1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
 def test_one_run_has_no_interval(interval):
     value, low, high = interval([1.5])
     assert np.all(np.isfinite(value))
     assert np.all(np.isnan(low))
     assert np.all(np.isnan(high))
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_no_runs_and_runs_without_a_return_have_no_statistic(interval):
+    with pytest.raises(ValueError, match="returns must hold one run at least, but they are empty"):
+        interval([])
+    with pytest.raises(ValueError, match="returns must be numbers, but they hold NaN"):
+        interval([1.0, math.nan])
 
 
 @pytest.mark.parametrize("n_runs", [2, 3, 4])

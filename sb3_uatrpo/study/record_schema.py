@@ -1,0 +1,56 @@
+"""What the file of a record holds, as JSON Schema. Lists of one length, and their order, are beyond it."""
+
+from typing import Any
+
+TEXT = {"type": "string"}
+INTEGER = {"type": "integer"}
+# what was not finite is written as null
+NUMBER_OR_NULL = {"type": ["number", "null"]}
+
+
+def _list_of(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """One that has all these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+# Keywords of a release to come are not refused here, but an unknown one of a specification would change its key
+SPECIFICATION = _object(
+    algo=TEXT,
+    env_id=TEXT,
+    seed={"type": "integer", "minimum": 0},
+    n_timesteps={"type": "integer", "minimum": 1},
+    variant=TEXT,
+    settings={"type": "object"},
+    eval_freq={"type": "integer", "minimum": 0},
+    n_eval_episodes=INTEGER,
+) | {"additionalProperties": False}
+
+RECORD = _object(
+    key=TEXT,
+    spec=SPECIFICATION,
+    status={"enum": ["done", "failed"]},
+    traceback={"type": ["string", "null"]},
+    episodes=_object(
+        timesteps=_list_of(INTEGER),
+        returns=_list_of(NUMBER_OR_NULL),
+        lengths=_list_of(INTEGER),
+    ),
+    evaluations=_object(
+        timesteps=_list_of(INTEGER),
+        returns=_list_of(_list_of(NUMBER_OR_NULL, minItems=1)),
+    ),
+    # an algorithm may log what it likes; these are what a report reads
+    updates=_object(timesteps=_list_of(INTEGER))
+    | {
+        "patternProperties": {"^kl_(ratio|proposed)$": _list_of(NUMBER_OR_NULL)},
+        "additionalProperties": {"type": "array"},
+    },
+    versions={"type": "object", "additionalProperties": TEXT},
+    machine={"type": "object", "additionalProperties": TEXT},
+    wall_time={"type": "number"},
+    started=TEXT,
+)
