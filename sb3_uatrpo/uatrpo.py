@@ -190,8 +190,13 @@ class UATRPO(TrustRegionAlgorithm):
         n_params = self._count_actor_params()
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype)
+        n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
+        if n_bytes > self.sketch_memory_limit:
+            raise ValueError(
+                f"sketch_memory_limit must have room for one projection at least, {n_bytes} bytes with d={n_params} "
+                f"actor parameters, but it is {self.sketch_memory_limit}"
+            )
         if n_projections < self.n_projections:
-            n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
             warnings.warn(
                 f"n_projections is lowered from {self.n_projections} to {n_projections}: with d={n_params} actor "
                 f"parameters each projection takes {n_bytes} bytes, and "

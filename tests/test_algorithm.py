@@ -522,6 +522,11 @@ def test_the_sketch_is_lowered_to_its_memory_limit():
     assert sum(t.untyped_storage().nbytes() for t in tensors) <= limit
 
 
+def test_a_memory_limit_without_room_for_a_projection_is_refused():
+    with pytest.raises(ValueError, match=r"sketch_memory_limit must have room for one projection .* but it is 10$"):
+        small(UATRPO, sketch_memory_limit=10)
+
+
 def test_without_averages_no_statistic_is_stored():
     model = small(UATRPO, ema_beta=0.0)
     collect(model)

@@ -187,6 +187,20 @@ def _what_decides(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def different_settings(first: Group, second: Group) -> list[str]:
+    """
+    :param first: of an algorithm
+    :param second: of another
+    :return: settings that both name with different values, as ``name value and value``
+    """
+    ours, theirs = _what_decides(first.spec), _what_decides(second.spec)
+    return [
+        f"{name} {ours[name]} and {theirs[name]}"
+        for name in _differing([first.spec, second.spec])
+        if name in ours and name in theirs
+    ]
+
+
 def _settings_key(spec: RunSpec) -> str:
     return json.dumps(_what_decides(spec), sort_keys=True)
 

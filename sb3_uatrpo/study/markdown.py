@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.groups import Group
+from sb3_uatrpo.study.groups import Group, different_settings
 from sb3_uatrpo.study.record import Record
 from sb3_uatrpo.study.results import Comparison, Results, Summary
 from sb3_uatrpo.study.statistics import (
@@ -150,6 +150,20 @@ def _differences(results: Results) -> Iterator[str]:
             f"of {results.cvar_name} | interval | probability of improvement | interval",
             [_difference_row(comparison) for own in results.comparisons.values() for comparison in own],
         )
+        yield from _unlike_settings(results)
+
+
+def _unlike_settings(results: Results) -> Iterator[str]:
+    """A difference is one of settings, too, where those that algorithms share are not the same."""
+    unlike = {
+        f"- {comparison.name} on {', '.join(filter(None, key))}: {'; '.join(settings)}"
+        for key, own in results.comparisons.items()
+        for comparison in own
+        if (settings := different_settings(comparison.first, comparison.second))
+    }
+    if unlike:
+        yield "**Not only the algorithms differ**, but also settings that both have:"
+        yield "\n".join(sorted(unlike))
 
 
 def _difference_row(comparison: Comparison) -> list[Any]:

@@ -204,6 +204,18 @@ def test_settings_are_told_apart_or_refused(tmp_path):
     assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
 
 
+def test_a_difference_names_what_else_differs(tmp_path):
+    theirs = {"gamma": 0.99, "n_envs": 2, "target_kl": 0.04}
+    records = [make_record(seed=seed, settings={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
+    records += [make_record("trpo", seed=seed, settings=theirs) for seed in range(2)]
+    folder = write(tmp_path / "study", *records)
+    said = section(report(folder, tmp_path / "report").read_text(encoding="utf-8"), "Differences")
+    assert "- uatrpo − trpo on Hopper-v4: gamma 0.995 and 0.99\n" in said
+    alike = [make_record("trpo", seed=seed, settings={"gamma": 0.995}) for seed in range(2)]
+    folder = write(tmp_path / "alike", *records[:2], *alike)
+    assert "Not only the algorithms differ" not in report(folder, tmp_path / "report").read_text(encoding="utf-8")
+
+
 def test_runs_of_different_length_are_refused(tmp_path):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("trpo", n_timesteps=20_000))
     with pytest.raises(StudyError, match="runs on Hopper-v4 have 10,000, 20,000 steps"):
