@@ -1,9 +1,9 @@
 """Records that may be averaged: those whose training differs in the seed alone."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,8 @@ from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, final_return, learni
 EVALUATION = {"eval_freq", "n_eval_episodes"}
 # Steps at which curves over training are drawn
 N_POINTS = 100
+# Characters that the legend of a picture has room for
+LONGEST_LABEL = 60
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,20 @@ def group_records(records: Sequence[Record], separate_settings: bool = False) ->
         for spec, runs in zip(specs, told_apart, strict=True):
             label = f"{algo} ({_named(spec, differing)})" if differing else algo
             groups.append(_group(label, runs))
+    groups = _numbered(groups)
     order = in_order(group.label for group in groups)
     return sorted(groups, key=lambda group: (group.env_id, group.variant, order.index(group.label)))
+
+
+def _numbered(groups: list[Group]) -> list[Group]:
+    """Numbers for settings that no legend has room for, the same in all environments; the report says what they are."""
+    names: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for label in sorted({group.label for group in groups if len(group.label) > LONGEST_LABEL}):
+        algo = label.partition(" ")[0]
+        taken[algo] += 1
+        names[label] = f"{algo} (settings {taken[algo]})"
+    return [replace(group, label=names.get(group.label, group.label)) for group in groups]
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

@@ -204,6 +204,20 @@ def test_settings_are_told_apart_or_refused(tmp_path):
     assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
 
 
+def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path):
+    names = ("batch_size", "gae_lambda", "learning_rate", "n_critic_updates", "sub_sampling_factor")
+    records = [
+        make_record(env_id=env_id, seed=seed, settings=dict.fromkeys(names, value))
+        for env_id in ("Hopper-v4", "HalfCheetah-v4")
+        for value in (0.25, 0.5)
+        for seed in range(2)
+    ]
+    folder = write(tmp_path / "study", *records)
+    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+    assert [row[2] for row in rows(section(text, "Returns"))] == ["uatrpo (settings 1)", "uatrpo (settings 2)"] * 2
+    assert "- uatrpo (settings 2), Hopper-v4: `batch_size: 0.5`" in section(text, "Settings")
+
+
 def test_a_difference_names_what_else_differs(tmp_path):
     theirs = {"gamma": 0.99, "n_envs": 2, "target_kl": 0.04}
     records = [make_record(seed=seed, settings={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
