@@ -197,9 +197,6 @@ def run(
         eval_freq,
         eval_episodes,
     )
-    steps = max(spec.n_timesteps for spec in specs)
-    if eval_freq > steps:
-        click.echo(f"no evaluations: --eval-freq {eval_freq:,} is more than the {steps:,} steps of a run")
     study = StudyFolder(folder, create=True)
     before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:

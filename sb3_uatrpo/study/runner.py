@@ -84,6 +84,8 @@ def run_study(
         if missing:
             with folder.claims() as claims:
                 executor = make_executor(progress.say)
+                if all(spec.eval_freq > spec.n_timesteps for spec in missing):
+                    progress.say("no evaluations: runs have fewer steps than there are between two of them")
                 try:
                     new = _run_all(missing, before, folder, claims, executor, progress)
                 finally:

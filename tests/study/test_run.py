@@ -305,6 +305,12 @@ def test_folders_are_merged(tmp_path, finish):
     assert "0 records copied" in finish(words, code=1)
 
 
+def test_runs_that_are_too_short_for_an_evaluation_are_announced(tmp_path, finish):
+    words = ["run", "--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100", "--params", "n_steps:32"]
+    assert "no evaluations" in finish([*words, "--folder", str(tmp_path / "none")])
+    assert "no evaluations" not in finish([*words, "--folder", str(tmp_path / "some"), "--eval-freq", "50"])
+
+
 def test_a_killed_worker_takes_no_other_with_it(tmp_path):
     driver = start(command(tmp_path, "--jobs", "2", hold_from=1), OMP_NUM_THREADS="2")
     workers = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
