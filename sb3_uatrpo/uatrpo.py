@@ -60,7 +60,7 @@ class UATRPO(TrustRegionAlgorithm):
     :param step_length_samples: steps behind M̂ in η: those of the ``"subsample"``, or all of the ``"batch"``
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``
     :param sketch_memory_limit: most bytes that Ω, Y_F and Y_Σ may take; ``n_projections`` is lowered to fit, with a
-        warning
+        warning, and a limit without room for one is an error
     :param normalize_advantage: Whether to standardise the advantages over the batch. Without it Σ, and with it the
         meaning of ``uncertainty_coef``, grows with the square of the rewards' scale.
     :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
