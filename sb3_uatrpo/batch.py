@@ -72,13 +72,17 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
     """
-    Number of trajectories in a rollout, fragments included: one for each env and one for each later episode start.
+    Number of trajectories in a rollout: for each environment the episodes that start in it, at least one.
+
+    A fragment of an episode that began in an earlier rollout counts only where no episode starts. The paper's batches
+    begin with a reset and drop the unfinished episode at their end, so a task that lasts as long as the batch is one
+    trajectory there; counting the fragment as well would make it two.
 
     :param rollout_buffer: a full buffer
     :return: n of R_n² when a sample is a trajectory
     """
-    starts = rollout_buffer.episode_starts
-    return rollout_buffer.n_envs + int(starts[1:].sum())
+    started = np.count_nonzero(rollout_buffer.episode_starts, axis=0)
+    return int(np.maximum(started, 1).sum())
 
 
 def _flat(rollout_buffer: RolloutBuffer, name: str, convert: Callable[[np.ndarray], th.Tensor]) -> Any:

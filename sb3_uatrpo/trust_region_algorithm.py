@@ -70,7 +70,7 @@ class PolicyEstimates:
     :param gradient: ĝ of the whole batch, with the adversarial noise if there is any, shape ``(d,)``
     :param batch: estimates over the whole batch
     :param subsample: estimates over the subsample
-    :param n_trajectories: number of trajectories in the rollout, fragments included
+    :param n_trajectories: number of trajectories in the rollout, as ``count_trajectories`` counts them
     """
 
     param_names: list[str]

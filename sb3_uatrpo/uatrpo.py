@@ -54,8 +54,8 @@ class UATRPO(TrustRegionAlgorithm):
         as many as there are actor parameters, or more, the direction is the exact pseudo-inverse solution.
     :param ema_beta: β in [0, 1), weight of the past in the moving averages of the projections; 0 uses the current
         batch alone and stores no average
-    :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (a fragment counts as one) or
-        ``"step"``
+    :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (for each environment, the
+        episodes that start in the rollout, at least one) or ``"step"``
     :param sub_sampling_factor: F̂ and Σ̂ take every ``sub_sampling_factor``-th step of the batch
     :param step_length_samples: steps behind M̂ in η: those of the ``"subsample"``, or all of the ``"batch"``
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``

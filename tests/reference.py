@@ -128,6 +128,15 @@ def standard_error(samples: np.ndarray) -> np.ndarray:
     return samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
 
 
+def n_trajectories(episode_starts: np.ndarray) -> int:
+    """For each environment (a column) the episodes that start, or one fragment if none does."""
+    total = 0
+    for env in range(episode_starts.shape[1]):
+        begun = sum(1 for start in episode_starts[:, env] if start)
+        total += begun if begun > 0 else 1
+    return total
+
+
 def radius_squared(d: int, n: int, alpha: float) -> float:
     return (d + 2 * np.sqrt(d * np.log(1 / alpha)) + 2 * np.log(1 / alpha)) / n
 

@@ -9,10 +9,17 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.batch import rollout_batch
+from sb3_uatrpo.batch import count_trajectories, rollout_batch
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, logged, make_model
-from tests.reference import covariance_matrix, fisher_matrix, flat, gradient_samples, radius_squared
+from tests.reference import (
+    covariance_matrix,
+    fisher_matrix,
+    flat,
+    gradient_samples,
+    n_trajectories,
+    radius_squared,
+)
 
 BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 SHARED_KEYS = {
@@ -458,7 +465,7 @@ def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
     collect(model)
     obs, actions, advantages = env_major(model)
     samples = gradient_samples(model.policy, obs, actions, advantages)
-    n = model.rollout_buffer.n_envs + int(model.rollout_buffer.episode_starts[1:].sum())
+    n = n_trajectories(model.rollout_buffer.episode_starts)
     c = model.uncertainty_coef * radius_squared(samples.shape[1], n, model.confidence_alpha)
     k = model.sub_sampling_factor
     M = fisher_matrix(model.policy, obs[::k]) + c * covariance_matrix(samples[::k])
@@ -495,19 +502,49 @@ def test_without_uncertainty_it_is_the_natural_gradient():
 
 
 @pytest.mark.parametrize("unit", ["trajectory", "step"])
-def test_n_counts_fragments_or_steps(unit):
+def test_n_counts_episodes_that_start_or_steps(unit):
     model = small(UATRPO, n_envs=3, sample_unit=unit)
     collect(model)
+    collect(model)  # the second rollout begins in the middle of episodes
     starts = model.rollout_buffer.episode_starts
-    segments = sum(1 for e in range(3) for t in range(48) if t == 0 or starts[t, e])
-    assert segments > 3
+    assert not starts[0].all()
+    trajectories = n_trajectories(starts)
+    assert 3 < trajectories < 3 + starts[1:].sum()
     model.train()
     d = len(actor_vector(model))
-    log_inverse = np.log(1 / model.confidence_alpha)
-    n = segments if unit == "trajectory" else 3 * 48
-    expected = (d + 2 * np.sqrt(d * log_inverse) + 2 * log_inverse) / n
-    assert logged(model)["radius_squared"] == pytest.approx(expected)
-    assert logged(model)["n_trajectories"] == segments
+    n = trajectories if unit == "trajectory" else 3 * 48
+    assert logged(model)["radius_squared"] == pytest.approx(radius_squared(d, n, model.confidence_alpha))
+    assert logged(model)["n_trajectories"] == trajectories
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize(
+    ("starts_at", "expected"),
+    [
+        # a rollout of the paper: a reset at its first step, an episode as long as the rollout
+        ([[0]], 1),
+        # the rest of an episode, then two new ones
+        ([[3, 7]], 2),
+        # nothing but a fragment
+        ([[]], 1),
+        # an episode that starts at the last step
+        ([[11]], 1),
+        ([[0, 11]], 2),
+        # each environment counts for itself
+        ([[], [0, 5, 8], [4]], 5),
+        ([[], []], 2),
+    ],
+)
+def test_a_fragment_counts_only_where_no_episode_starts(starts_at, expected, flattened):
+    model = small(UATRPO, n_envs=len(starts_at), n_steps=12)
+    collect(model)
+    starts = np.zeros((12, len(starts_at)), dtype=np.float32)
+    for env, steps in enumerate(starts_at):
+        starts[steps, env] = 1.0
+    model.rollout_buffer.episode_starts = starts
+    if flattened:
+        next(model.rollout_buffer.get(4))
+    assert count_trajectories(model.rollout_buffer) == n_trajectories(starts) == expected
 
 
 def test_the_sketch_is_lowered_to_its_memory_limit():

@@ -5,7 +5,7 @@ import pytest
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model
-from tests.reference import ReferenceUATRPO, trpo_step
+from tests.reference import ReferenceUATRPO, n_trajectories, trpo_step
 
 
 def reference_for(model) -> ReferenceUATRPO:
@@ -24,9 +24,7 @@ def n_samples(model) -> int:
     buffer = model.rollout_buffer
     if model.sample_unit == "step":
         return buffer.buffer_size * buffer.n_envs
-    return sum(
-        1 for e in range(buffer.n_envs) for t in range(buffer.buffer_size) if t == 0 or buffer.episode_starts[t, e] == 1
-    )
+    return n_trajectories(buffer.episode_starts)
 
 
 def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5) -> None:
