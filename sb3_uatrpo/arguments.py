@@ -30,6 +30,7 @@ def check_real(
     high: float = math.inf,
     low_included: bool = False,
     high_included: bool = False,
+    or_none: bool = False,
 ) -> None:
     """
     :param name: the argument's name
@@ -38,8 +39,11 @@ def check_real(
     :param high: upper bound
     :param low_included: whether ``low`` itself is accepted
     :param high_included: whether ``high`` itself is accepted
+    :param or_none: whether ``None`` is accepted too
     :raises ValueError: if ``value`` is not a real number, or not finite, or out of bounds
     """
+    if value is None and or_none:
+        return
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
             number = float(value)
@@ -53,7 +57,7 @@ def check_real(
         accepted = f"a finite number {'of at least' if low_included else 'above'} {low:g}"
     else:
         accepted = f"a number in {'[' if low_included else '('}{low:g}, {high:g}{']' if high_included else ')'}"
-    _refuse(name, value, accepted)
+    _refuse(name, value, f"{accepted}, or None" if or_none else accepted)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

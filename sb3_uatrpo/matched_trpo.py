@@ -145,7 +145,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
 
         return Direction(conjugate_gradient(damped, estimates.gradient, self.cg_max_steps))
 
-    def _find_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
-        fisher, _ = estimates.subsample.quadratic_forms(direction)
-        damping = self.cg_damping * direction.double().dot(direction.double()).item()
+    def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
+        v = direction.vector
+        fisher, _ = estimates.subsample.quadratic_forms(v)
+        damping = self.cg_damping * v.double().dot(v.double()).item()
         return Length(step_length(self.target_kl, fisher + damping), self.target_kl)

@@ -40,10 +40,12 @@ class Direction:
 
     :param vector: v, shape ``(d,)``
     :param diagnostics: what to log about it, by name
+    :param isotropic_curvature: μ, where the direction came from a matrix with μI added
     """
 
     vector: th.Tensor
     diagnostics: dict[str, float] = field(default_factory=dict)
+    isotropic_curvature: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -272,9 +274,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
         """
 
     @abstractmethod
-    def _find_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
+    def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
         """
-        :param direction: v, finite and not zero
+        :param direction: where to, its vector finite and not zero
         :param estimates: what the rollout says of ĝ, F̂ and Σ̂
         :return: η and what is expected of the step
         """
@@ -400,7 +402,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
             warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=3)
         else:
             max_kl = self.line_search_kl_factor * length.kl_estimated
-            result = self._search(batch, estimates.batch, params, length.eta * direction, max_kl)
+            result = self._search(batch, estimates.batch, params, length.eta * direction.vector, max_kl)
             accepted, step_fraction = result.accepted, result.step_fraction
             self._log({"kl_estimated": length.kl_estimated})
             if math.isfinite(result.proposed.kl) and length.kl_estimated > 0.0:
@@ -437,16 +439,16 @@ class TrustRegionAlgorithm(DeferredRollouts):
             names, gradient, whole, estimates_over(batch.subsample(self.sub_sampling_factor)), n_trajectories
         )
 
-    def _find_checked_direction(self, estimates: PolicyEstimates) -> th.Tensor:
+    def _find_checked_direction(self, estimates: PolicyEstimates) -> Direction:
         found = self._find_direction(estimates)
         self._log(found.diagnostics)
         if not bool(found.vector.isfinite().all()):
             raise _Refused("the update direction is not finite")
         if not bool(found.vector.any()):
             raise _Refused("the update direction is zero")
-        return found.vector
+        return found
 
-    def _find_checked_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
+    def _find_checked_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
         found = self._find_length(direction, estimates)
         if not math.isfinite(found.eta):
             raise _Refused("the trust region does not bound the update direction")

@@ -36,6 +36,8 @@ class UATRPO(TrustRegionAlgorithm):
     within the range of M̂: v = M̂⁺ĝ by random projections (paper, Algorithm 1), η = √(2δ_UA/v'M̂v), θ ← θ_k + ηv
     (Algorithm 2). The projections are averaged over updates (appendix, Algorithm 3).
 
+    The defaults are the paper's. Two arguments go beyond it: ``shrinkage`` and ``target_kl``.
+
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: The learning rate for the value function, it can be a function
@@ -59,6 +61,13 @@ class UATRPO(TrustRegionAlgorithm):
     :param sub_sampling_factor: F̂ and Σ̂ take every ``sub_sampling_factor``-th step of the batch
     :param step_length_samples: steps behind M̂ in η: those of the ``"subsample"``, or all of the ``"batch"``
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``
+    :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0 is
+        the paper's and keeps the step in the observed subspace. Any other value lets the step leave it, since M_ρ has
+        curvature in all directions. Small values are not close to 0: the smaller ρ is, the more of the step lies outside
+        the observed subspace.
+    :param target_kl: estimated KL divergence of the full step in nats, η = √(2·``target_kl``/v'F̂v), as in TRPO.
+        ``trust_region_delta`` is not used then, and uncertainty shapes the direction alone. ``None``, the paper's, takes
+        the length from ``trust_region_delta``.
     :param sketch_memory_limit: most bytes that Ω, Y_F and Y_Σ may take; ``n_projections`` is lowered to fit, with a
         warning, and a limit without room for one is an error
     :param normalize_advantage: Whether to standardise the advantages over the batch. Without it Σ, and with it the
@@ -107,6 +116,8 @@ class UATRPO(TrustRegionAlgorithm):
         sub_sampling_factor: int = 10,
         step_length_samples: StepLengthSamples = "subsample",
         projection_solver: ProjectionSolver = "least_squares",
+        shrinkage: float = 0.0,
+        target_kl: float | None = None,
         sketch_memory_limit: int = 2**30,
         normalize_advantage: bool = True,
         adversarial_noise: float = 0.0,
@@ -135,6 +146,8 @@ class UATRPO(TrustRegionAlgorithm):
         self.sample_unit = sample_unit
         self.step_length_samples = step_length_samples
         self.projection_solver = projection_solver
+        self.shrinkage = shrinkage
+        self.target_kl = target_kl
         self.sketch_memory_limit = sketch_memory_limit
         # what the coordinates of the sketch stand for, once there is one; saved with the model
         self._sketched_params: list[str] | None = None
@@ -177,6 +190,8 @@ class UATRPO(TrustRegionAlgorithm):
         check_choice("sample_unit", self.sample_unit, get_args(SampleUnit))
         check_choice("step_length_samples", self.step_length_samples, get_args(StepLengthSamples))
         check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
+        check_real("shrinkage", self.shrinkage, 0.0, 1.0, low_included=True)
+        check_real("target_kl", self.target_kl, 0.0, or_none=True)
         check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
 
     def _setup_model(self) -> None:
@@ -238,21 +253,29 @@ class UATRPO(TrustRegionAlgorithm):
         if not bool(extremes.isfinite().all()):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
         statistic = sketch.advance(fisher, covariance, self._coefficient(estimates))
-        found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver)
-        return Direction(found.direction, {**diagnostics, "subspace_rank": found.rank})
+        found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver, self.shrinkage)
+        return Direction(
+            found.vector, {**diagnostics, "subspace_rank": found.rank}, isotropic_curvature=found.isotropic_curvature
+        )
 
-    def _find_length(self, direction: th.Tensor, estimates: PolicyEstimates) -> Length:
+    def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
+        v = direction.vector
         samples = estimates.batch if self.step_length_samples == "batch" else estimates.subsample
-        fisher, covariance = samples.quadratic_forms(direction)
+        fisher, covariance = samples.quadratic_forms(v)
         penalty = self._coefficient(estimates) * covariance
-        eta = step_length(self.trust_region_delta, fisher + penalty)
+        if self.target_kl is not None:
+            eta = step_length(self.target_kl, fisher)
+        else:
+            isotropic = direction.isotropic_curvature * v.double().dot(v.double()).item()
+            eta = step_length(self.trust_region_delta, (1.0 - self.shrinkage) * (fisher + penalty) + isotropic)
         half = 0.5 * eta**2
         return Length(
             eta,
             half * fisher,
             {
                 "uncertainty_penalty": half * penalty,
-                "uncertainty_share": half * penalty / self.trust_region_delta,
+                # both are zero where a shrunk direction leaves all that was sampled
+                "uncertainty_share": penalty / (fisher + penalty) if penalty > 0.0 else 0.0,
             },
         )
 

@@ -44,6 +44,8 @@ OWN = {
         "sample_unit": ["episode", None, 1, ["step"]],
         "step_length_samples": ["all", None, 1],
         "projection_solver": ["cholesky", None, 1],
+        "shrinkage": [*NOT_NUMBERS, 1.0, 1, -0.1, 1.5],
+        "target_kl": [*(value for value in NOT_NUMBERS if value is not None), 0.0, 0, -0.01],
         "sketch_memory_limit": [*NOT_INTEGERS, 0, -1],
     },
     MatchedTRPO: {

@@ -13,7 +13,7 @@ import optuna
 import pytest
 import yaml
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import UATRPO
 from sb3_uatrpo.zoo import register, registration, search_space
 from tests.installing import environment, pip, run, site_packages
 
@@ -23,9 +23,10 @@ HOOK = "sb3_uatrpo_zoo_hook"
 
 KNOWS = (
     "import rl_zoo3, rl_zoo3.exp_manager, rl_zoo3.hyperparams_opt as h;"
-    "print(sorted(set(rl_zoo3.ALGOS) & {'uatrpo', 'trpo_matched'}), 'uatrpo' in h.HYPERPARAMS_SAMPLER)"
+    "ours = {'uatrpo', 'uatrpo_shrinkage', 'trpo_matched'};"
+    "print(sorted(ours & set(rl_zoo3.ALGOS)), ours <= set(h.HYPERPARAMS_SAMPLER))"
 )
-YES, NO = "['trpo_matched', 'uatrpo'] True", "[] False"
+YES, NO = "['trpo_matched', 'uatrpo', 'uatrpo_shrinkage'] True", "[] False"
 
 
 @pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
@@ -184,7 +185,7 @@ def test_subprocess_environments_and_the_baseline(newcomer):
     assert "hyperparams/trpo_matched.yml" in said
 
 
-@pytest.mark.parametrize("algo", ["uatrpo", "trpo_matched"])
+@pytest.mark.parametrize("algo", registration.ALGORITHMS)
 def test_optimize(newcomer, algo):
     python, folder = newcomer
     command = ["--algo", algo, "--env", "CartPole-v1", "-n", "4000", "-optimize", "--n-trials", "2"]
@@ -260,7 +261,7 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
     module = types.ModuleType("rl_zoo3.utils")
     module.ALGOS = {"uatrpo": "somebody else's"}
     registration.amend(module)
-    assert module.ALGOS == {"uatrpo": "somebody else's", "trpo_matched": MatchedTRPO}
+    assert module.ALGOS == {**registration.ALGORITHMS, "uatrpo": "somebody else's"}
 
 
 @pytest.mark.parametrize(("algo", "cls"), registration.ALGORITHMS.items())
@@ -277,13 +278,23 @@ def test_every_entry_makes_a_model(algo, cls):
         assert model.n_steps * entry["n_envs"] % model.batch_size == 0, env_id
 
 
+def test_the_variant_has_the_entries_of_the_paper_s_algorithm():
+    """uatrpo_shrinkage.yml differs from uatrpo.yml in three settings, and in nothing else."""
+    plain, variant = (
+        yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())
+        for algo in ("uatrpo", "uatrpo_shrinkage")
+    )
+    changes = {"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"}
+    without_delta = ({k: v for k, v in entry.items() if k != "trust_region_delta"} for entry in plain.values())
+    assert variant == dict(zip(plain, ({**entry, **changes} for entry in without_delta), strict=True))
+
+
 def test_the_files_are_visible_at_the_top():
     assert (ROOT / "hyperparams").resolve() == registration.HYPERPARAMS
 
 
 @pytest.mark.parametrize(
-    ("cls", "sample"),
-    [(UATRPO, search_space.sample_uatrpo_params), (MatchedTRPO, search_space.sample_matched_trpo_params)],
+    ("cls", "sample"), [(cls, registration.SAMPLERS[algo]) for algo, cls in registration.ALGORITHMS.items()]
 )
 def test_every_sample_fits_any_number_of_environments(cls, sample):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))

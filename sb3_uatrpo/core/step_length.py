@@ -8,7 +8,7 @@ def step_length(radius: float, squared_norm: float) -> float:
     η = √(2δ/v'Mv): the step ηv ends on the boundary ½(ηv)'M(ηv) = δ of the trust region.
 
     :param radius: δ, nats
-    :param squared_norm: v'Mv
+    :param squared_norm: v'Mv; with v'F̂v instead, the step's estimated KL divergence is δ
     :return: η; NaN where the trust region does not bound the direction, v'Mv ≤ 0 or not finite
     """
     if not 0.0 < squared_norm < math.inf:

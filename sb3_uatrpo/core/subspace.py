@@ -12,8 +12,17 @@ M̃ = Q'Y(Ω'Y)⁺Y'Q, truncated to half the projections, which is closer to Q'M
 (Tropp, Yurtsever, Udell and Cevher, 2017, *Fixed-rank approximation of a positive-semidefinite matrix from
 streaming data*). The small eigenvalues of either are noise, and dividing by them would let noise set the step: the
 thresholds below are part of the method.
+
+With shrinkage ρ > 0 the matrix is (1-ρ)M̂ + μI instead, μ = ρ·tr M̂/d: the linear shrinkage of a covariance matrix
+towards a multiple of the identity, for matrices estimated from few samples (Ledoit and Wolf, 2004, *A well-conditioned
+estimator for large-dimensional covariance matrices*; their estimate of the best ρ is not used). The columns of Ω are
+standard Gaussian, so the mean of ω'M̂ω over them, tr(Ω'Y)/m, estimates the trace (Hutchinson, 1990). The direction is
+then no longer confined to the observed subspace. Outside it the curvature is μ:
+
+.. math:: v = Q\left((1-\rho)\tilde M+\mu I\right)^{-1}Q'\hat g + (\hat g - QQ'\hat g)/\mu
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +33,9 @@ RESOLUTION = th.finfo(th.float32).eps
 #: Y'Y squares the singular values, so those at a cut t are known to ε/t² of float64. With the cut above this bound,
 #: from 839 parameters on, that is 2e-8, finer than the statistic itself, and much cheaper than a QR decomposition.
 CUT_FOR_GRAM = 1e-4
+#: With shrinkage, curvature is bounded from below by μ, so noise in small singular values cannot lengthen the step, and
+#: large networks may keep more of them: the relative cut is never above this.
+SHRUNK_CUT = 1e-3
 #: Rows of Y taken to float64 at once: few, so that their copies come from memory that is already there.
 ROWS_AT_ONCE = 512
 
@@ -34,34 +46,49 @@ PROJECTION_SOLVERS: tuple[ProjectionSolver, ...] = get_args(ProjectionSolver)
 @dataclass(frozen=True)
 class SubspaceDirection:
     """
-    :param direction: v = QVΛ⁻¹V'Q'ĝ, shape ``(d,)``; zero when nothing was observed, and not finite if Y or ĝ is not
+    :param vector: v, shape ``(d,)``; zero when nothing was observed, and not finite if Y or ĝ is not
     :param rank: number of eigenvalues of M̃ that were kept
+    :param isotropic_curvature: μ = ρ·tr M̂/d; zero without shrinkage
     """
 
-    direction: th.Tensor
+    vector: th.Tensor
     rank: int
+    isotropic_curvature: float = 0.0
 
 
 def subspace_direction(
-    statistic: th.Tensor, omega: th.Tensor, gradient: th.Tensor, projection_solver: ProjectionSolver = "least_squares"
+    statistic: th.Tensor,
+    omega: th.Tensor,
+    gradient: th.Tensor,
+    projection_solver: ProjectionSolver = "least_squares",
+    shrinkage: float = 0.0,
 ) -> SubspaceDirection:
     """
     Uncertainty-aware update direction (paper, Algorithm 1, with the appendix's projection of an averaged matrix).
 
     Kept are the singular values σ_i > σ_1·max(d, m)·ε of Y and the eigenvalues λ > λ_max·ℓ·ε of M̃, with ℓ the
-    number of singular values kept and ε the resolution of float32. All in float64, O(d·m²) operations.
+    number of singular values kept and ε the resolution of float32. Without shrinkage, v = QVΛ⁻¹V'Q'ĝ. With it,
+    v = QV((1-ρ)Λ + μI)⁻¹V'Q'ĝ + (ĝ - QVV'Q'ĝ)/μ: what was cut counts as zero, and its curvature is μ. A trace that is
+    not positive, or not finite, gives a direction that is not finite. All in float64, O(d·m²) operations.
 
     :param statistic: Y, shape ``(d, m)``
     :param omega: Ω, shape ``(d, m)``
     :param gradient: ĝ, shape ``(d,)``
     :param projection_solver: ``"least_squares"`` (the paper's) or ``"nystrom"``
-    :return: the direction, of the type and on the device of ``gradient``, and the rank kept
+    :param shrinkage: ρ in [0, 1)
+    :return: the direction, of the type and on the device of ``gradient``, the rank kept, and μ
     """
     n_params, n_projections = statistic.shape
     cut = max(n_params, n_projections) * RESOLUTION
+    if shrinkage > 0.0:
+        cut = min(cut, SHRUNK_CUT)
     gram, sketched = _cross_products([statistic, omega], statistic)
+    refused = SubspaceDirection(th.full_like(gradient, th.nan), 0)
     if not bool(gram.isfinite().all()) or not bool(gradient.isfinite().all()):
-        return SubspaceDirection(th.full_like(gradient, th.nan), 0)
+        return refused
+    isotropic = shrinkage * (sketched.trace().item() / n_projections) / n_params
+    if shrinkage > 0.0 and not 0.0 < isotropic < math.inf:
+        return refused
     S, Vh = _singular_values(gram) if cut > CUT_FOR_GRAM else _exact_singular_values(statistic)
     kept = S > S[0] * cut
     if not bool(kept.any()):
@@ -82,9 +109,12 @@ def subspace_direction(
 
     (correlated,) = _cross_products([statistic], gradient[:, None])
     reduced = W.T @ correlated
-    y = V @ ((V.T @ reduced) / eigenvalues[:, None])
-    direction = _combine_columns(statistic, W @ y).squeeze(1)
-    return SubspaceDirection(direction, len(eigenvalues))
+    y = V @ ((V.T @ reduced) / ((1.0 - shrinkage) * eigenvalues + isotropic)[:, None])
+    if shrinkage == 0.0:
+        return SubspaceDirection(_combine_columns(statistic, W @ y).squeeze(1), len(eigenvalues))
+    y -= V @ (V.T @ reduced) / isotropic
+    vector = _combine_columns(statistic, W @ y, gradient[:, None], 1.0 / isotropic).squeeze(1)
+    return SubspaceDirection(vector, len(eigenvalues), isotropic)
 
 
 def _least_squares(projected_omega: th.Tensor, projected_statistic: th.Tensor) -> th.Tensor:
@@ -128,7 +158,15 @@ def _cross_products(lefts: list[th.Tensor], right: th.Tensor) -> list[th.Tensor]
     return list(total.cpu().split(sizes))
 
 
-def _combine_columns(matrix: th.Tensor, weights: th.Tensor) -> th.Tensor:
-    """MX in float64, a block of rows at a time, returned in M's type and on its device."""
+def _combine_columns(
+    matrix: th.Tensor, weights: th.Tensor, added: th.Tensor | None = None, scale: float = 0.0
+) -> th.Tensor:
+    """MX, or MX + sA, in float64, a block of rows at a time, returned in M's type and on its device."""
     weights = weights.to(matrix.device)
-    return th.cat([(matrix[rows].double() @ weights).to(matrix.dtype) for rows in _row_blocks(matrix)])
+    blocks = []
+    for rows in _row_blocks(matrix):
+        block = matrix[rows].double() @ weights
+        if added is not None:
+            block.add_(added[rows].double(), alpha=scale)
+        blocks.append(block.to(matrix.dtype))
+    return th.cat(blocks)

@@ -264,6 +264,8 @@ def _check_names(algo: str, cls: type, settings: Mapping[str, Any]) -> None:
     accepted = (set(inspect.signature(cls).parameters) | ZOO_SETTINGS) - NOT_SETTINGS
     for name in settings:
         if name == NOISE and name not in accepted:
-            raise StudyError(f"{algo} has no adversarial_noise (--noise); uatrpo and trpo_matched have")
+            raise StudyError(
+                f"{algo} has no adversarial_noise (--noise); uatrpo, uatrpo_shrinkage and trpo_matched have"
+            )
         if name not in accepted:
             raise StudyError(f"unknown hyperparameter {name!r} of {algo}{_close_to(name, accepted)}")

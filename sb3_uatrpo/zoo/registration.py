@@ -15,15 +15,26 @@ from typing import Any
 
 from sb3_uatrpo.matched_trpo import MatchedTRPO
 from sb3_uatrpo.uatrpo import UATRPO
-from sb3_uatrpo.zoo.search_space import convert_params, sample_matched_trpo_params, sample_uatrpo_params
+from sb3_uatrpo.zoo.search_space import (
+    convert_params,
+    sample_matched_trpo_params,
+    sample_uatrpo_params,
+    sample_uatrpo_shrinkage_params,
+)
 
-ALGORITHMS = {"uatrpo": UATRPO, "trpo_matched": MatchedTRPO}
+# The second is the first with other settings: each name has a hyperparameter file of its own
+ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_shrinkage": UATRPO, "trpo_matched": MatchedTRPO}
+SAMPLERS = {
+    "uatrpo": sample_uatrpo_params,
+    "uatrpo_shrinkage": sample_uatrpo_shrinkage_params,
+    "trpo_matched": sample_matched_trpo_params,
+}
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams"
 
 
 def register() -> None:
     """
-    Make RL Zoo know ``uatrpo`` and ``trpo_matched``. A second call changes nothing, and an entry that is there stays.
+    Make RL Zoo know the names in ``ALGORITHMS``. A second call changes nothing, and an entry that is there stays.
 
     :raises ImportError: if rl_zoo3 is not installed
     """
@@ -46,9 +57,8 @@ def _add_algorithms(utils: ModuleType) -> None:
 
 
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
-    hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault("uatrpo", sample_uatrpo_params)
-    hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault("trpo_matched", sample_matched_trpo_params)
-    for name in ALGORITHMS:
+    for name, sampler in SAMPLERS.items():
+        hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
         hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
 
 

@@ -1,4 +1,4 @@
-"""What RL Zoo's ``-optimize`` searches for UATRPO and MatchedTRPO."""
+"""What RL Zoo's ``-optimize`` searches for UATRPO, with and without shrinkage, and MatchedTRPO."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ N_STEPS = (250, 500, 1000, 2000, 4000)
 BATCH_SIZES = (25, 50, 125, 250)
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+# A small shrinkage is not close to none, so there is no range to draw from
+SHRINKAGES = (0.5, 0.75, 0.9, 0.97)
 
 
 def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +52,15 @@ def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
     return sampled
 
 
+def _sample_trust_region_params(trial: "optuna.Trial") -> dict[str, Any]:
+    return {
+        "uncertainty_coef": trial.suggest_float("uncertainty_coef", 1e-5, 1e-2, log=True),
+        "n_projections": trial.suggest_categorical("n_projections", (50, 100, 200, 400)),
+        "ema_beta": trial.suggest_categorical("ema_beta", (0.0, 0.5, 0.9, 0.95)),
+        "step_length_samples": trial.suggest_categorical("step_length_samples", ("subsample", "batch")),
+    }
+
+
 def sample_uatrpo_params(
     trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
@@ -63,11 +74,29 @@ def sample_uatrpo_params(
     return convert_params(
         {
             **_sample_shared_params(trial),
+            **_sample_trust_region_params(trial),
             "trust_region_delta": trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True),
-            "uncertainty_coef": trial.suggest_float("uncertainty_coef", 1e-5, 1e-2, log=True),
-            "n_projections": trial.suggest_categorical("n_projections", (50, 100, 200, 400)),
-            "ema_beta": trial.suggest_categorical("ema_beta", (0.0, 0.5, 0.9, 0.95)),
-            "step_length_samples": trial.suggest_categorical("step_length_samples", ("subsample", "batch")),
+            "shrinkage": trial.suggest_categorical("shrinkage", (0.0, *SHRINKAGES)),
+        }
+    )
+
+
+def sample_uatrpo_shrinkage_params(
+    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    :param trial: optuna's trial
+    :param n_actions: number of actions, not used
+    :param n_envs: number of environments, not used: every sample fits any number
+    :param additional_args: what RL Zoo passes to all samplers, not used
+    :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length
+    """
+    return convert_params(
+        {
+            **_sample_shared_params(trial),
+            **_sample_trust_region_params(trial),
+            "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
+            "shrinkage": trial.suggest_categorical("shrinkage", SHRINKAGES),
         }
     )
 

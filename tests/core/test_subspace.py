@@ -38,7 +38,7 @@ def test_equals_the_reference_with_an_explicit_basis(solver, d, m, rank):
         found = direction(M, omega, g, solver)
         expected, kept, _ = projected_direction(M @ omega, omega, g, solver)
         assert found.rank == kept
-        assert np.linalg.norm(found.direction.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+        assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
@@ -48,7 +48,7 @@ def test_with_as_many_projections_as_parameters_it_is_the_pseudo_inverse(solver,
     found = direction(M, omega, g, solver)
     expected = np.linalg.pinv(M, rcond=1e-10) @ g
     assert found.rank == rank
-    assert np.linalg.norm(found.direction.numpy() - expected) <= 1e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
@@ -59,14 +59,14 @@ def test_laws(solver, d, m, seed, data):
     rank = data.draw(st.integers(1, d))
     M, omega, g = problem(d, m, rank, seed)
     found = direction(M, omega, g, solver)
-    v = found.direction.numpy()
+    v = found.vector.numpy()
     _, _, Q = projected_direction(M @ omega, omega, g)
     assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-10)
     assert 1 <= found.rank <= min(m, d)
     assert np.linalg.norm(v - Q @ (Q.T @ v)) <= 1e-6 * np.linalg.norm(v)
     assert v @ g >= 0
     for scaled in (direction(4.0 * M, omega, g, solver), direction(M, omega, g / 4.0, solver)):
-        assert np.linalg.norm(4.0 * scaled.direction.numpy() - v) <= 1e-5 * np.linalg.norm(v)
+        assert np.linalg.norm(4.0 * scaled.vector.numpy() - v) <= 1e-5 * np.linalg.norm(v)
 
 
 @settings(max_examples=30, deadline=None)
@@ -105,7 +105,7 @@ def test_from_the_gram_matrix_or_from_a_qr_decomposition_the_direction_is_the_sa
     monkeypatch.setattr(module, "CUT_FOR_GRAM", np.inf)
     exact = direction(M, omega, g, solver)
     assert by_gram.rank == exact.rank
-    assert by_gram.direction.numpy() == pytest.approx(exact.direction.numpy(), rel=1e-5)
+    assert by_gram.vector.numpy() == pytest.approx(exact.vector.numpy(), rel=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 30, 1000])
@@ -115,13 +115,13 @@ def test_blocks_of_rows_do_not_matter(rows, monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
     cut = direction(M, omega, g)
     assert cut.rank == whole.rank
-    assert cut.direction.numpy() == pytest.approx(whole.direction.numpy(), rel=1e-8)
+    assert cut.vector.numpy() == pytest.approx(whole.vector.numpy(), rel=1e-8)
 
 
 def test_an_identity_metric_projects_the_gradient():
     omega, g = np.random.default_rng(0).normal(size=(20, 6)), np.random.default_rng(1).normal(size=20)
     Q = np.linalg.qr(omega)[0]
-    assert direction(np.eye(20), omega, g).direction.numpy() == pytest.approx(Q @ Q.T @ g, abs=1e-9)
+    assert direction(np.eye(20), omega, g).vector.numpy() == pytest.approx(Q @ Q.T @ g, abs=1e-9)
 
 
 def test_small_eigenvalues_are_not_divided_by():
@@ -129,14 +129,14 @@ def test_small_eigenvalues_are_not_divided_by():
     M = np.diag([1.0, 0.5, 1e-9, 0.0])
     found = direction(M, np.random.default_rng(0).normal(size=(4, 4)), np.ones(4))
     assert found.rank == 2
-    assert found.direction.numpy() == pytest.approx([1.0, 2.0, 0.0, 0.0], abs=1e-5)
+    assert found.vector.numpy() == pytest.approx([1.0, 2.0, 0.0, 0.0], abs=1e-5)
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
 def test_nothing_observed_gives_zero(solver):
     found = direction(np.zeros((6, 6)), np.ones((6, 3)), np.ones(6), solver)
     assert found.rank == 0
-    assert not found.direction.any()
+    assert not found.vector.any()
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
@@ -145,9 +145,9 @@ def test_the_algebra_is_in_float64_whatever_comes_in(solver):
     Y, omega, g = (array.astype(np.float32) for array in (M @ omega, omega, g))
     found = subspace_direction(*map(th.as_tensor, (Y, omega, g)), solver)
     expected, rank, _ = projected_direction(*(array.astype(np.float64) for array in (Y, omega, g)), solver)
-    assert found.direction.dtype == th.float32
+    assert found.vector.dtype == th.float32
     assert found.rank == rank
-    assert np.linalg.norm(found.direction.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+    assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
@@ -158,7 +158,7 @@ def test_non_finite_input_gives_a_non_finite_direction(solver, spoilt, value):
     Y = M @ omega
     (Y if spoilt == "statistic" else g)[2] = value
     found = subspace_direction(th.as_tensor(Y), th.as_tensor(omega), th.as_tensor(g), solver)
-    assert not bool(found.direction.isfinite().any())
+    assert not bool(found.vector.isfinite().any())
 
 
 def test_nystrom_is_closer_to_the_true_curvature():
@@ -169,7 +169,7 @@ def test_nystrom_is_closer_to_the_true_curvature():
         for seed in range(20):
             M = psd(200, 150, seed, decay=0.97)
             _, omega, g = problem(200, 40, 1, seed)
-            v = direction(M, omega, g, solver).direction.numpy()
+            v = direction(M, omega, g, solver).vector.numpy()
             values.append((v @ M @ v) / (v @ g))  # v'g = v'M̃v
         ratios[solver] = np.median(values)
     assert 1.0 <= ratios["nystrom"] < ratios["least_squares"]

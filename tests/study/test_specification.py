@@ -152,7 +152,7 @@ def test_values_are_read_as_python_writes_them():
         ),
         (
             {"vary": {"adversarial_noise": [0.0, 1.0]}},
-            "ppo has no adversarial_noise (--noise); uatrpo and trpo_matched",
+            "ppo has no adversarial_noise (--noise); uatrpo, uatrpo_shrinkage and trpo_matched",
         ),
         ({"vary": {"gama": [1]}}, "unknown hyperparameter 'gama'"),
         ({"conf_files": ["no_such_file.yml"]}, "No such file"),
