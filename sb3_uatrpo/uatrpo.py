@@ -63,11 +63,11 @@ class UATRPO(TrustRegionAlgorithm):
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``
     :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0 is
         the paper's and keeps the step in the observed subspace. Any other value lets the step leave it, since M_ρ has
-        curvature in all directions. Small values are not close to 0: the smaller ρ is, the more of the step lies outside
-        the observed subspace.
+        curvature in all directions. Small values are not close to 0: the smaller ρ is, the more of the step lies
+        outside the observed subspace.
     :param target_kl: estimated KL divergence of the full step in nats, η = √(2·``target_kl``/v'F̂v), as in TRPO.
-        ``trust_region_delta`` is not used then, and uncertainty shapes the direction alone. ``None``, the paper's, takes
-        the length from ``trust_region_delta``.
+        ``trust_region_delta`` is not used then, and uncertainty shapes the direction alone. ``None``, the paper's,
+        takes the length from ``trust_region_delta``.
     :param sketch_memory_limit: most bytes that Ω, Y_F and Y_Σ may take; ``n_projections`` is lowered to fit, with a
         warning, and a limit without room for one is an error
     :param normalize_advantage: Whether to standardise the advantages over the batch. Without it Σ, and with it the
