@@ -1,0 +1,341 @@
+"""
+How good is the direction that one rollout gives? Each method's direction, scored on frozen policies.
+
+    python examples/measure_direction_quality.py --env Hopper-v4 HalfCheetah-v4 --seeds 20 21 22 --jobs 2
+
+UATRPO trains with the paper's settings. After each of ``--updates`` updates the policy is frozen, many rollouts give a
+reference gradient g* and a reference Fisher matrix F*, and further single rollouts give each variant's direction v.
+Its score is g*'v/√(v'F*v): the true first-order improvement per square root of the KL divergence, whatever the length
+of the step. All variants see the same rollouts, so differences are paired. Beside the score stands the true KL
+divergence of the step, ½η²v'F*v, over the one that the method estimates for it.
+
+Every task and seed has a file in ``--folder``; one that is complete is not made again. ``--variant`` adds to the
+variants or replaces one of them, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
+"""
+
+import argparse
+import ast
+import json
+import math
+import platform
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import gymnasium as gym
+import matplotlib.pyplot as plt
+import mujoco
+import pandas as pd
+import stable_baselines3
+import torch as th
+from matplotlib.axes import Axes
+from scipy.stats import ttest_1samp
+from stable_baselines3.common.callbacks import BaseCallback
+from train_mujoco import make_env
+
+import sb3_uatrpo
+from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.batch import count_trajectories, rollout_batch
+from sb3_uatrpo.core.estimates import SampleEstimates, parts_of
+from sb3_uatrpo.trust_region_algorithm import PolicyEstimates, TrustRegionAlgorithm
+
+CLASSES: dict[str, type[UATRPO] | type[MatchedTRPO]] = {"UATRPO": UATRPO, "MatchedTRPO": MatchedTRPO}
+SHRUNK = {"target_kl": 0.01, "step_length_samples": "batch"}
+REFERENCE = "shrinkage 0.75"
+GRADIENT = "plain gradient"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "paper": ("UATRPO", {}),
+    "paper, c = 0": ("UATRPO", {"uncertainty_coef": 0.0}),
+    **{f"shrinkage {rho}": ("UATRPO", {"shrinkage": rho, **SHRUNK}) for rho in (0.5, 0.75, 0.9, 0.97)},
+    "shrinkage 0.75, c = 0": ("UATRPO", {"shrinkage": 0.75, "uncertainty_coef": 0.0, **SHRUNK}),
+    "shrinkage 0.75, nystrom": ("UATRPO", {"shrinkage": 0.75, "projection_solver": "nystrom", **SHRUNK}),
+    "shrinkage 0.75, m = 100": ("UATRPO", {"shrinkage": 0.75, "n_projections": 100, **SHRUNK}),
+    "shrinkage 0.75, all steps": ("UATRPO", {"shrinkage": 0.75, "sub_sampling_factor": 1, **SHRUNK}),
+    **{f"TRPO, damping {x}": ("MatchedTRPO", {"cg_damping": x}) for x in (0.01, 0.03, 0.1, 0.3, 1.0)},
+    **{
+        f"TRPO, all steps, damping {x}": ("MatchedTRPO", {"cg_damping": x, "sub_sampling_factor": 1})
+        for x in (0.01, 0.03, 0.1, 0.3, 1.0)
+    },
+}
+# Averages of the projections have forgotten all but 0.9^30 = 4% of what came before
+UPDATES_TO_FILL_THE_SKETCH = 30
+# Rollouts whose Fisher matrices make up F*: it needs fewer than the gradient
+FISHER_ROLLOUTS = 8
+
+
+def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
+    """ĝ, F̂ and Σ̂ of the rollout that the model's buffer holds."""
+    batch = rollout_batch(model.rollout_buffer, model.normalize_advantage)
+    with model._policy_at_rest():
+        bytes_per_step = model._bytes_of_graph(batch[:2])
+        parts = parts_of(len(batch), bytes_per_step)
+        params = model._find_actor_params(batch[part].observations for part in parts)
+        return model._estimate(batch, count_trajectories(model.rollout_buffer), params, bytes_per_step)
+
+
+class Collector:
+    """Rollouts of a frozen policy, in environments of their own."""
+
+    def __init__(self, model: TrustRegionAlgorithm, env_id: str, seed: int) -> None:
+        training = model.get_vec_normalize_env()
+        assert training is not None
+        self.env = make_env(env_id, gamma=model.gamma, seed=seed)
+        self.env.obs_rms, self.env.training = training.obs_rms, False
+        self.probe = UATRPO("MlpPolicy", self.env, n_steps=model.n_steps, seed=seed, device="cpu")
+        self.probe.policy = model.policy
+        _, self.callback = self.probe._setup_learn(10**9)
+
+    def rollout(self) -> PolicyEstimates:
+        probe = self.probe
+        probe.collect_rollouts(self.env, self.callback, probe.rollout_buffer, probe.n_steps)
+        return policy_estimates(probe)
+
+
+class Candidates(BaseCallback):
+    """The variants, as models that share the trained policy and its rollouts, each with a sketch of its own."""
+
+    def __init__(self, variants: dict[str, tuple[str, dict[str, Any]]], env: Any, seed: int) -> None:
+        super().__init__()
+        self.models = {
+            name: CLASSES[cls]("MlpPolicy", env, seed=seed, device="cpu", **settings)
+            for name, (cls, settings) in variants.items()
+        }
+        self.watching = False
+
+    def share(self, source: TrustRegionAlgorithm) -> None:
+        for model in self.models.values():
+            model.policy, model.rollout_buffer = source.policy, source.rollout_buffer
+
+    def sketched(self) -> dict[str, UATRPO]:
+        return {name: model for name, model in self.models.items() if isinstance(model, UATRPO)}
+
+    def leaders(self) -> dict[tuple[Any, ...], UATRPO]:
+        """One model for each way to sketch: shrinkage, c and the solver do not enter the averages."""
+        return {
+            (model.n_projections, model.ema_beta, model.sub_sampling_factor): model
+            for model in reversed(self.sketched().values())
+        }
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        # train() has not run yet: this is the policy that acted, and these are its steps
+        if self.watching:
+            assert isinstance(self.model, TrustRegionAlgorithm)
+            self.share(self.model)
+            for model in self.leaders().values():
+                model._find_direction(policy_estimates(model))
+
+    def settle(self) -> dict[str, dict[str, th.Tensor]]:
+        """Every sketch takes over the averages of its leader; their states, by variant."""
+        leaders = self.leaders()
+        for model in self.sketched().values():
+            leader = leaders[model.n_projections, model.ema_beta, model.sub_sampling_factor]
+            if model is not leader:
+                model.sketch.load_state_dict(leader.sketch.state_dict())
+                model._sketched_params = leader._sketched_params
+        return {
+            name: {key: value.clone() for key, value in model.sketch.state_dict().items()}
+            for name, model in self.sketched().items()
+        }
+
+
+def score(gradient: th.Tensor, fisher: Callable[[th.Tensor], float], v: th.Tensor) -> tuple[float, float]:
+    """g*'v/√(v'F*v), and v'F*v."""
+    curvature = fisher(v)
+    return gradient.dot(v).item() / math.sqrt(curvature), curvature
+
+
+def measure_checkpoint(
+    candidates: Candidates, collector: Collector, n_reference: int, n_tests: int
+) -> dict[str, dict[str, list[float]]]:
+    """Scores and KL ratios of every variant on each of the test rollouts."""
+    gradients: list[th.Tensor] = []
+    references: list[SampleEstimates] = []
+    for _ in range(n_reference):
+        estimates = collector.rollout()
+        gradients.append(estimates.gradient)
+        if len(references) < FISHER_ROLLOUTS:
+            estimates.batch.quadratic_forms(estimates.gradient)  # keeps its graph, so that the buffer may go on
+            references.append(estimates.batch)
+    gradient = th.stack(gradients).mean(dim=0)
+
+    def fisher(v: th.Tensor) -> float:
+        return sum(each.quadratic_forms(v)[0] for each in references) / len(references)
+
+    states = candidates.settle()
+    candidates.share(collector.probe)
+    rows: dict[str, dict[str, list[float]]] = {}
+
+    def add(name: str, **values: float) -> None:
+        for key, value in values.items():
+            rows.setdefault(name, {}).setdefault(key, []).append(float(f"{value:.6g}"))
+
+    for _ in range(n_tests):
+        rollout = collector.rollout()
+        quality, _ = score(gradient, fisher, rollout.gradient)
+        add(GRADIENT, score=quality)
+        for name, model in candidates.models.items():
+            if isinstance(model, UATRPO):
+                model.sketch.load_state_dict(states[name])
+            estimates = policy_estimates(model)
+            direction = model._find_direction(estimates)
+            length = model._find_length(direction, estimates)
+            quality, curvature = score(gradient, fisher, direction.vector)
+            add(name, score=quality, kl_ratio=0.5 * length.eta**2 * curvature / length.kl_estimated)
+    return rows
+
+
+def measure(
+    env_id: str,
+    seed: int,
+    updates: list[int],
+    n_reference: int,
+    n_tests: int,
+    variants: dict[str, tuple[str, dict[str, Any]]],
+    path: Path,
+) -> Path:
+    """Train once and measure at each checkpoint; everything of one task and seed."""
+    if path.exists():
+        return path
+    warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
+    th.set_num_threads(1)
+    env = make_env(env_id, gamma=0.995, seed=seed)
+    model = UATRPO("MlpPolicy", env, seed=seed, device="cpu")
+    candidates = Candidates(variants, env, seed)
+    checkpoints = {}
+    for previous, update in zip([0, *updates], updates, strict=False):
+        for steps, candidates.watching in (
+            (max(0, update - previous - UPDATES_TO_FILL_THE_SKETCH), False),
+            (min(update - previous, UPDATES_TO_FILL_THE_SKETCH), True),
+        ):
+            if steps > 0:
+                model.learn(steps * model.n_steps, callback=candidates, reset_num_timesteps=False)
+        collector = Collector(model, env_id, seed=10_000 + 1000 * seed + update)
+        checkpoints[str(update)] = measure_checkpoint(candidates, collector, n_reference, n_tests)
+        print(f"{env_id}, seed {seed}: update {update} measured", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    versions = {
+        "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        **{module.__name__: module.__version__ for module in (sb3_uatrpo, stable_baselines3, gym, mujoco, th)},
+    }
+    record = {"env": env_id, "seed": seed, "versions": versions, "checkpoints": checkpoints}
+    path.write_text(json.dumps(record) + "\n")
+    return path
+
+
+def read(paths: list[Path]) -> pd.DataFrame:
+    """One row for each task, seed, checkpoint and variant: means over the test rollouts."""
+    rows = []
+    for path in paths:
+        record = json.loads(path.read_text())
+        for update, variants in record["checkpoints"].items():
+            for name, values in variants.items():
+                means = {key: float(pd.Series(numbers).mean()) for key, numbers in values.items()}
+                place = {"env": record["env"], "seed": record["seed"], "update": int(update)}
+                rows.append({**place, "variant": name, **means})
+    return pd.DataFrame(rows)
+
+
+def compare(frame: pd.DataFrame) -> pd.DataFrame:
+    """
+    Score of each variant over that of the reference, and its paired difference with a 95% interval.
+
+    Scores are divided by the reference's mean over the checkpoints of a task, so that tasks can be averaged; intervals
+    are Student's, over checkpoints of all tasks and seeds.
+    """
+    scores = frame.pivot_table(index=["env", "seed", "update"], columns="variant", values="score", sort=False)
+    relative = scores.div(scores[REFERENCE].groupby(level="env").transform("mean"), axis=0)
+    differences = relative.sub(relative[REFERENCE], axis=0)
+    table = relative.groupby(level="env", sort=False).mean().T
+    table["all"] = relative.groupby(level="env").mean().mean()
+    intervals = {
+        name: ttest_1samp(values, 0.0).confidence_interval() if name != REFERENCE else (0.0, 0.0)
+        for name, values in differences.items()
+    }
+    table["difference"] = differences.mean()
+    table["low"] = [intervals[name][0] for name in table.index]
+    table["high"] = [intervals[name][1] for name in table.index]
+    table["KL ratio"] = frame.groupby("variant")["kl_ratio"].median()
+    return table.loc[frame["variant"].unique()]
+
+
+def draw(table: pd.DataFrame, ax: Axes) -> Axes:
+    """Differences from the reference with their intervals, one line for each variant."""
+    shown = table[table.index != REFERENCE].iloc[::-1]
+    errors = [shown["difference"] - shown["low"], shown["high"] - shown["difference"]]
+    ax.errorbar(shown["difference"], range(len(shown)), xerr=errors, fmt="o", markersize=4, capsize=2)
+    ax.axvline(0.0, color="black", linewidth=0.8)
+    ax.set_yticks(range(len(shown)), shown.index)
+    ax.set_xlabel(f"score minus that of {REFERENCE}, in units of the latter")
+    ax.grid(axis="x", alpha=0.3)
+    return ax
+
+
+def parse_variant(text: str) -> tuple[str, tuple[str, dict[str, Any]]]:
+    name, separator, rest = text.partition("=")
+    cls, _, settings = rest.partition(":")
+    if not separator or cls not in CLASSES:
+        raise argparse.ArgumentTypeError(f"a variant is written NAME=UATRPO:shrinkage=0.5,…, but it is {text!r}")
+    try:
+        pairs = [pair.split("=") for pair in settings.split(",") if pair]
+        return name, (cls, {key.strip(): ast.literal_eval(value) for key, value in pairs})
+    except (ValueError, SyntaxError) as error:
+        raise argparse.ArgumentTypeError(f"the settings of {text!r} are not name=value: {error}") from error
+
+
+def main(args: list[str] | None = None) -> pd.DataFrame:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[20, 21, 22])
+    parser.add_argument("--updates", nargs="+", type=int, default=[30, 75, 150, 225, 300], help="in ascending order")
+    parser.add_argument("--reference-rollouts", type=int, default=48)
+    parser.add_argument("--test-rollouts", type=int, default=8)
+    parser.add_argument("--variant", nargs="*", type=parse_variant, default=[], help="NAME=CLASS:argument=value,…")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--folder", type=Path, default=Path("runs/direction_quality"))
+    options = parser.parse_args(args)
+    for env_id in options.env:
+        if env_id not in gym.registry:
+            parser.error(f"--env: Gymnasium knows no environment {env_id!r}")
+    if sorted(set(options.updates)) != options.updates or options.updates[0] < 1:
+        parser.error(f"--updates must ascend from at least 1, but they are {options.updates}")
+    for name in ("reference_rollouts", "test_rollouts", "jobs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(options, name)}")
+    variants = {**VARIANTS, **dict(options.variant)}
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [
+            pool.submit(
+                measure,
+                env_id,
+                seed,
+                options.updates,
+                options.reference_rollouts,
+                options.test_rollouts,
+                variants,
+                options.folder / f"{env_id}_{seed}.json",
+            )
+            for seed in options.seeds
+            for env_id in options.env
+        ]
+        paths = [future.result() for future in futures]
+    table = compare(read(paths))
+    print(table.to_string(float_format=lambda value: f"{value:.2f}"))
+    figure, ax = plt.subplots(figsize=(7, 0.32 * len(table) + 1), layout="constrained")
+    draw(table, ax)
+    figure.savefig(options.folder / "direction_quality.png", dpi=120)
+    plt.close(figure)
+    print(f"picture: {options.folder / 'direction_quality.png'}")
+    return table
+
+
+if __name__ == "__main__":
+    main()
