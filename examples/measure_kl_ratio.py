@@ -50,7 +50,7 @@ def summary(folder: Path, algo: str, env: str, seed: int, n_timesteps: int) -> d
     fraction = log["train/step_fraction"].dropna()
     return {
         "env": env,
-        "algorithm": ALGORITHMS[algo].__name__,
+        "algorithm": algo,
         "seed": seed,
         "updates": len(fraction),
         "median ratio": round(float(ratio.median()), 2),
@@ -72,20 +72,19 @@ def draw(folders: dict[tuple[str, str, int], Path], n_timesteps: int) -> Figure:
     )
     bins = np.linspace(0.0, 5.0, 51)
     for (left, right), env in zip(axes, environments, strict=True):
-        for color, algo in zip(("C0", "C1"), ALGORITHMS, strict=True):
-            name = ALGORITHMS[algo].__name__
+        for color, algo in zip(("C0", "C1", "C2"), ALGORITHMS, strict=True):
             own = [folder for (e, a, _), folder in folders.items() if (e, a) == (env, algo)]
             ratios = []
             for i, folder in enumerate(own):
                 episodes = load_results(str(folder))
                 window = max(1, min(20, len(episodes) // 5))
                 smooth = episodes["r"].rolling(window, min_periods=1).mean()
-                left.plot(episodes["l"].cumsum(), smooth, color=color, label=name if i == 0 else None)
+                left.plot(episodes["l"].cumsum(), smooth, color=color, label=algo if i == 0 else None)
                 ratios.append(pd.read_csv(folder / "progress.csv")["train/kl_ratio"].dropna())
             if ratios:
                 together = pd.concat(ratios).clip(upper=bins[-1])
                 weights = np.full(len(together), 1.0 / len(together))
-                right.hist(together, bins, weights=weights, color=color, alpha=0.6, label=name)
+                right.hist(together, bins, weights=weights, color=color, alpha=0.6, label=algo)
         left.set(title=env, xlabel="environment steps", ylabel="return, mean of 20 episodes", xlim=(0, n_timesteps))
         left.xaxis.set_major_locator(MaxNLocator(5))
         right.axvline(1.0, color="black", linewidth=0.8)

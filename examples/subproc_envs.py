@@ -3,9 +3,9 @@ Several environments, each in a process of its own.
 
     python examples/subproc_envs.py
 
-More environments at equal data raise the number of trajectories n, fragments included, and c·R_n² falls with it. Here
-they bring more data for each update as well, so the uncertainty really is smaller. Where the data stay the same, scale
-``uncertainty_coef`` by the number of environments (docs/algorithm.md, "What raises n").
+More environments at equal data raise the number of trajectories n, at least one for each, and c·R_n² falls with it.
+Here they bring more data for each update as well, so the uncertainty really is smaller. Where the data stay the same,
+scale ``uncertainty_coef`` by the number of environments (docs/algorithm.md, "What raises n").
 """
 
 import argparse

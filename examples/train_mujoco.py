@@ -11,6 +11,8 @@ import argparse
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -42,7 +44,12 @@ def warn_of_mujoco(message: str) -> None:
 
 mujoco.set_mju_user_warning(warn_of_mujoco)
 
-ALGORITHMS = {"uatrpo": UATRPO, "trpo_matched": MatchedTRPO}
+ALGORITHMS: dict[str, Callable[..., UATRPO | MatchedTRPO]] = {
+    "uatrpo": UATRPO,
+    # shrunk towards the identity, and with TRPO's step length: see docs/algorithm.md
+    "uatrpo_shrinkage": partial(UATRPO, shrinkage=0.75, target_kl=0.01, step_length_samples="batch"),
+    "trpo_matched": MatchedTRPO,
+}
 
 
 def make_env(env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None) -> VecNormalize:
@@ -122,9 +129,8 @@ def main(args: list[str] | None = None) -> Path:
     # These networks are small: one thread is faster than many
     th.set_num_threads(1)
 
-    cls = ALGORITHMS[options.algo]
     env = make_env(options.env, gamma=0.995, seed=options.seed, monitor_dir=str(folder))
-    model = cls("MlpPolicy", env, seed=options.seed, device="cpu")
+    model = ALGORITHMS[options.algo]("MlpPolicy", env, seed=options.seed, device="cpu")
     model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
 
     callbacks: list[BaseCallback] = [
@@ -152,7 +158,7 @@ def main(args: list[str] | None = None) -> Path:
     model.save(folder / "model.zip")
     env.save(str(folder / "vecnormalize.pkl"))
     env.close()
-    picture = plot_learning_curve(folder, f"{cls.__name__} on {options.env}, seed {options.seed}")
+    picture = plot_learning_curve(folder, f"{options.algo} on {options.env}, seed {options.seed}")
     print(f"model:           {folder / 'model.zip'}, with {folder / 'vecnormalize.pkl'}")
     print(f"logs:            {folder / 'progress.csv'}; tensorboard --logdir {shlex.quote(str(folder))}")
     print(f"learning curve:  {picture}")

@@ -22,7 +22,7 @@ def main(args: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--env", default="Hopper-v4")
-    parser.add_argument("--algo", choices=["uatrpo", "trpo_matched"], default="uatrpo")
+    parser.add_argument("--algo", choices=["uatrpo", "uatrpo_shrinkage", "trpo_matched"], default="uatrpo")
     parser.add_argument("--n-episodes", type=int, default=3)
     parser.add_argument("--render-mode", choices=["human", "none"], default="human", help="none only counts returns")
     options = parser.parse_args(args)
@@ -37,7 +37,7 @@ def main(args: list[str] | None = None) -> list[float]:
         str(options.folder / "vecnormalize.pkl"), make_vec_env(options.env, env_kwargs={"render_mode": mode})
     )
     env.training = False
-    cls = UATRPO if options.algo == "uatrpo" else MatchedTRPO
+    cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
     model = cls.load(options.folder / "model.zip", device="cpu")
     returns, _ = evaluate_policy(
         model, env, n_eval_episodes=options.n_episodes, render=mode is not None, return_episode_rewards=True

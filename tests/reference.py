@@ -141,11 +141,23 @@ def radius_squared(d: int, n: int, alpha: float) -> float:
     return (d + 2 * np.sqrt(d * np.log(1 / alpha)) + 2 * np.log(1 / alpha)) / n
 
 
-def projected_direction(Y: np.ndarray, omega: np.ndarray, g: np.ndarray, solver: str = "least_squares"):
-    """Algorithm 1 of the paper with an explicit Q, and the two reconstructions of M̃. Returns v, the rank and Q."""
+def hutchinson_trace(Y: np.ndarray, omega: np.ndarray) -> float:
+    """tr M̂ from Y = M̂Ω: the mean of ω'M̂ω over the columns of Ω."""
+    return float(np.mean([omega[:, j] @ Y[:, j] for j in range(Y.shape[1])]))
+
+
+def projected_direction(
+    Y: np.ndarray, omega: np.ndarray, g: np.ndarray, solver: str = "least_squares", shrinkage: float = 0.0
+):
+    """
+    Algorithm 1 of the paper with an explicit Q, and the two reconstructions of M̃. Returns v, the rank and Q.
+
+    With shrinkage ρ the matrix of what was kept is formed densely and shrunk towards its trace's share of the identity.
+    """
     d, m = Y.shape
     U, S, _ = np.linalg.svd(Y, full_matrices=False)
-    Q = U[:, S > S[0] * max(d, m) * EPS32]
+    cut = max(d, m) * EPS32
+    Q = U[:, S > S[0] * (min(cut, 1e-3) if shrinkage > 0 else cut)]
     A, B = Q.T @ omega, Q.T @ Y
     if solver == "least_squares":
         M = np.linalg.lstsq(A.T, B.T, rcond=None)[0].T
@@ -160,6 +172,10 @@ def projected_direction(Y: np.ndarray, omega: np.ndarray, g: np.ndarray, solver:
     eigenvalues, V = eigenvalues[-most:], V[:, -most:]
     keep = eigenvalues > eigenvalues[-1] * len(M) * EPS32
     V, eigenvalues = V[:, keep], eigenvalues[keep]
+    if shrinkage > 0:
+        M_hat = (Q @ V * eigenvalues) @ (Q @ V).T
+        M_shrunk = (1 - shrinkage) * M_hat + shrinkage * hutchinson_trace(Y, omega) / d * np.eye(d)
+        return np.linalg.solve(M_shrunk, g), int(keep.sum()), Q
     return Q @ V @ ((V.T @ Q.T @ g) / eigenvalues), int(keep.sum()), Q
 
 
@@ -174,6 +190,8 @@ class ReferenceUATRPO:
     beta: float
     solver: str = "least_squares"
     step_length_samples: str = "subsample"
+    shrinkage: float = 0.0
+    target_kl: float | None = None
 
     def __post_init__(self):
         d = len(self.omega)
@@ -195,16 +213,22 @@ class ReferenceUATRPO:
         self.k += 1
         c = self.coef * radius_squared(len(g), n, self.alpha)
         Y = (self.F + c * self.Sigma) @ self.omega / (1 - self.beta**self.k)
-        v, rank, _ = projected_direction(Y, self.omega, g, self.solver)
+        v, rank, _ = projected_direction(Y, self.omega, g, self.solver, self.shrinkage)
         if self.step_length_samples == "batch":
             F_sub, Sigma_sub = fisher_matrix(policy, obs), covariance_matrix(samples)
         M = F_sub + c * Sigma_sub
-        eta = np.sqrt(2 * self.delta / (v @ M @ v))
+        mu = self.shrinkage * hutchinson_trace(Y, self.omega) / len(g)
+        M_shrunk = (1 - self.shrinkage) * M + mu * np.eye(len(g))
+        if self.target_kl is None:
+            eta = np.sqrt(2 * self.delta / (v @ M_shrunk @ v))
+        else:
+            eta = np.sqrt(2 * self.target_kl / (v @ F_sub @ v))
         return {
             "step": eta * v,
             "subspace_rank": rank,
             "kl_estimated": 0.5 * eta**2 * v @ F_sub @ v,
             "uncertainty_penalty": 0.5 * eta**2 * c * v @ Sigma_sub @ v,
+            "uncertainty_share": c * (v @ Sigma_sub @ v) / (v @ M @ v),
             "radius_squared": radius_squared(len(g), n, self.alpha),
             "gradient": g,
             "direction": v,

@@ -11,7 +11,17 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.batch import count_trajectories, rollout_batch
 from sb3_uatrpo.critic import fit_values
-from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, logged, make_model
+from tests.helpers import (
+    ACTION_SPACES,
+    DICT,
+    NoiseEnv,
+    SmallCombined,
+    actor_vector,
+    collect,
+    env_major,
+    logged,
+    make_model,
+)
 from tests.reference import (
     covariance_matrix,
     fisher_matrix,
@@ -570,6 +580,88 @@ def test_without_averages_no_statistic_is_stored():
     model.train()
     assert model.sketch.y_fisher.numel() == 0
     assert model.sketch.omega.numel() > 0
+
+
+def direction_and_gradient(model) -> tuple[np.ndarray, np.ndarray]:
+    """v and ĝ of the next update."""
+    found = []
+    find = model._find_direction
+
+    def remember(estimates):
+        direction = find(estimates)
+        found.append((direction.vector.numpy(), estimates.gradient.numpy()))
+        return direction
+
+    model._find_direction = remember
+    model.train()
+    return found[0]
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_the_step_of_a_nature_cnn_uses_observed_curvature_with_shrinkage():
+    """1.7 million parameters, where the paper's cut on σ leaves next to nothing."""
+    env = NoiseEnv(ACTION_SPACES["discrete"], spaces.Box(0, 255, (84, 84, 1), np.uint8))
+    options = {"n_projections": 12, "shrinkage": 0.75, "ema_beta": 0.0, "sub_sampling_factor": 3}
+    model = UATRPO("CnnPolicy", env, n_steps=48, batch_size=16, seed=0, device="cpu", **options)
+    collect(model)
+    v, g = direction_and_gradient(model)
+    assert len(g) > 1_600_000
+    assert logged(model)["subspace_rank"] >= 6
+    # neither the gradient's own direction nor unrelated to it
+    assert 0.1 < cosine(v, g) < 0.9
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.75])
+def test_target_kl_is_the_estimated_kl_of_the_step(shrinkage):
+    model = small(UATRPO, "box", target_kl=0.005, shrinkage=shrinkage, trust_region_delta=123.0)
+    collect(model)
+    model.train()
+    log = logged(model)
+    assert log["kl_estimated"] == pytest.approx(0.005)
+    assert 0.0 < log["uncertainty_share"] < 1.0
+    assert log["uncertainty_share"] == pytest.approx(
+        log["uncertainty_penalty"] / (log["uncertainty_penalty"] + log["kl_estimated"])
+    )
+
+
+def test_the_trust_region_delta_does_not_matter_beside_target_kl():
+    models = [small(UATRPO, target_kl=0.01, trust_region_delta=delta) for delta in (0.03, 3.0)]
+    for model in models:
+        model.set_random_seed(0)
+        collect(model)
+        model.train()
+    assert same(*map(state_of, models))
+
+
+@pytest.mark.parametrize("fisher", [0.0, np.nan, np.inf])
+def test_a_direction_without_fisher_curvature_is_refused_beside_target_kl(fisher, monkeypatch):
+    from sb3_uatrpo.core.estimates import SampleEstimates
+
+    model = small(UATRPO, target_kl=0.01, shrinkage=0.5)
+    collect(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleEstimates, "quadratic_forms", lambda *_: (fisher, 1.0))
+        before = actor_vector(model)
+        with pytest.warns(UserWarning, match="left the policy unchanged: the trust region does not bound"):
+            model.train()
+    assert np.array_equal(before, actor_vector(model))
+
+
+def test_a_trust_region_without_curvature_is_refused_with_shrinkage(monkeypatch):
+    """tr M̂ = 0: μ is zero, and nothing is divided by it."""
+    from sb3_uatrpo.core.estimates import SampleEstimates
+
+    model = small(UATRPO, shrinkage=0.5)
+    collect(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleEstimates, "products", lambda self, X: (th.zeros_like(X), th.zeros_like(X)))
+        before = actor_vector(model)
+        with pytest.warns(UserWarning, match="left the policy unchanged: the update direction is not finite"):
+            model.train()
+    assert np.array_equal(before, actor_vector(model))
 
 
 def test_policy_gradients_do_not_accumulate():

@@ -17,6 +17,8 @@ def reference_for(model) -> ReferenceUATRPO:
         beta=model.ema_beta,
         solver=model.projection_solver,
         step_length_samples=model.step_length_samples,
+        shrinkage=model.shrinkage,
+        target_kl=model.target_kl,
     )
 
 
@@ -40,7 +42,7 @@ def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5)
         before = actor_vector(model)
         model.train()
         log = logged(model)
-        for key in ("kl_estimated", "uncertainty_penalty", "radius_squared", "subspace_rank"):
+        for key in ("kl_estimated", "uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank"):
             assert log[key] == pytest.approx(expected[key], rel=1e-4), key
         moved = actor_vector(model) - before
         assert log["step_fraction"] > 0
@@ -66,6 +68,12 @@ def test_step_equals_the_dense_reference(action_space, factor, n_envs):
         {"normalize_advantage": False},
         {"n_projections": 1},
         {"sub_sampling_factor": 10_000},
+        {"target_kl": 0.01},
+        {"shrinkage": 0.5},
+        {"shrinkage": 0.01, "ema_beta": 0.0},
+        {"shrinkage": 0.97, "projection_solver": "nystrom"},
+        {"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"},
+        {"shrinkage": 0.75, "uncertainty_coef": 0.0, "n_projections": 100},
     ],
     ids=lambda options: "-".join(map(str, options)),
 )

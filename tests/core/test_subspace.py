@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sb3_uatrpo.core import subspace as module
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, subspace_direction
-from tests.reference import projected_direction
+from tests.reference import hutchinson_trace, projected_direction
 
 
 def psd(d: int, rank: int, seed: int, decay: float = 0.7) -> np.ndarray:
@@ -24,8 +24,8 @@ def problem(d: int, m: int, rank: int, seed: int):
     return M, omega, g
 
 
-def direction(M, omega, g, solver="least_squares"):
-    return subspace_direction(*(th.as_tensor(array) for array in (M @ omega, omega, g)), solver)
+def direction(M, omega, g, solver="least_squares", shrinkage=0.0):
+    return subspace_direction(*(th.as_tensor(array) for array in (M @ omega, omega, g)), solver, shrinkage)
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
@@ -173,3 +173,114 @@ def test_nystrom_is_closer_to_the_true_curvature():
             values.append((v @ M @ v) / (v @ g))  # v'g = v'M̃v
         ratios[solver] = np.median(values)
     assert 1.0 <= ratios["nystrom"] < ratios["least_squares"]
+
+
+# ---------------------------------------------------------------------------------------------------------- shrinkage
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@pytest.mark.parametrize("shrinkage", [1e-3, 0.3, 0.75, 0.97])
+@pytest.mark.parametrize(
+    ("d", "m", "rank"), [(30, 8, 30), (30, 8, 5), (30, 29, 12), (12, 20, 12), (12, 40, 7), (5, 1, 5), (900, 20, 15)]
+)
+def test_shrinkage_equals_the_dense_reference(solver, shrinkage, d, m, rank):
+    for seed in range(3):
+        M, omega, g = problem(d, m, rank, seed)
+        found = direction(M, omega, g, solver, shrinkage)
+        expected, kept, _ = projected_direction(M @ omega, omega, g, solver, shrinkage)
+        assert found.rank == kept
+        assert found.isotropic_curvature == pytest.approx(shrinkage * hutchinson_trace(M @ omega, omega) / d)
+        assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+def test_the_trace_from_the_sketch_tends_to_the_true_one():
+    """Hutchinson's estimate: without bias, and with a variance of 2·tr(M²)/m."""
+    M = psd(60, 40, 0, decay=0.95)
+    errors = {}
+    for m in (10, 1000):
+        mus = []
+        for seed in range(200):
+            omega = np.random.default_rng(seed).normal(size=(60, m))
+            mus.append(direction(M, omega, np.ones(60), "nystrom", 0.5).isotropic_curvature)
+        traces = np.array(mus) * 60 / 0.5
+        errors[m] = np.sqrt(np.mean((traces - np.trace(M)) ** 2))
+        assert errors[m] == pytest.approx(np.sqrt(2 * np.trace(M @ M) / m), rel=0.2)
+        assert abs(traces.mean() - np.trace(M)) <= 4 * errors[m] / np.sqrt(200)
+    assert errors[1000] < 0.15 * errors[10]
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@settings(max_examples=40, deadline=None)
+@given(
+    d=st.integers(2, 40), m=st.integers(1, 50), seed=st.integers(0, 10_000), rho=st.floats(0.01, 0.99), data=st.data()
+)
+def test_laws_of_shrinkage(solver, d, m, seed, rho, data):
+    """Outside the range of Y the direction is the gradient over μ; it climbs, and scales as M⁻¹g does."""
+    rank = data.draw(st.integers(1, d))
+    M, omega, g = problem(d, m, rank, seed)
+    found = direction(M, omega, g, solver, rho)
+    v, mu = found.vector.numpy(), found.isotropic_curvature
+    _, _, Q = projected_direction(M @ omega, omega, g)
+    outside = g - Q @ (Q.T @ g)
+    assert np.linalg.norm((v - Q @ (Q.T @ v)) - outside / mu) <= 1e-6 * np.linalg.norm(g) / mu
+    assert 0 < v @ g <= (g @ g) / mu * (1 + 1e-9)
+    for scaled in (direction(4.0 * M, omega, g, solver, rho), direction(M, omega, g / 4.0, solver, rho)):
+        assert np.linalg.norm(4.0 * scaled.vector.numpy() - v) <= 1e-6 * np.linalg.norm(v)
+
+
+def test_full_projections_with_shrinkage_solve_the_shrunk_system():
+    M, omega, g = problem(12, 12, 12, 0)
+    found = direction(M, omega, g, shrinkage=0.4)
+    mu = found.isotropic_curvature
+    assert found.vector.numpy() == pytest.approx(np.linalg.solve(0.6 * M + mu * np.eye(12), g), rel=1e-5)
+
+
+def test_a_small_shrinkage_is_not_close_to_none():
+    """The complement grows as 1/μ: ρ → 0 leads away from the observed subspace, ρ = 0 stays in it."""
+    M, omega, g = problem(30, 8, 5, 0)
+    _, _, Q = projected_direction(M @ omega, omega, g)
+
+    def share_outside(shrinkage: float) -> float:
+        v = direction(M, omega, g, shrinkage=shrinkage).vector.numpy()
+        return float(np.linalg.norm(v - Q @ (Q.T @ v)) / np.linalg.norm(v))
+
+    assert share_outside(0.0) < 1e-6
+    assert share_outside(1e-4) > share_outside(0.1) > share_outside(0.9) > 0.1
+    assert share_outside(1e-4) > 0.99
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_a_trace_that_is_not_positive_is_refused(solver, scale):
+    """No division by μ ≤ 0: the direction says that there is none."""
+    omega = np.random.default_rng(0).normal(size=(6, 3))
+    found = direction(scale * np.eye(6), omega, np.ones(6), solver, 0.5)
+    assert not bool(found.vector.isfinite().any())
+
+
+@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@pytest.mark.parametrize("spoilt", ["statistic", "gradient"])
+def test_non_finite_input_with_shrinkage_gives_a_non_finite_direction(solver, spoilt):
+    M, omega, g = problem(6, 3, 6, 0)
+    Y = M @ omega
+    (Y if spoilt == "statistic" else g)[2] = np.nan
+    found = subspace_direction(th.as_tensor(Y), th.as_tensor(omega), th.as_tensor(g), solver, 0.5)
+    assert not bool(found.vector.isfinite().any())
+
+
+def test_shrinkage_in_float32_is_float64_inside():
+    M, omega, g = problem(60, 30, 60, 0)
+    Y, omega, g = (array.astype(np.float32) for array in (M @ omega, omega, g))
+    found = subspace_direction(*map(th.as_tensor, (Y, omega, g)), "least_squares", 0.5)
+    expected, rank, _ = projected_direction(*(a.astype(np.float64) for a in (Y, omega, g)), shrinkage=0.5)
+    assert found.vector.dtype == th.float32
+    assert found.rank == rank
+    assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_blocks_of_rows_do_not_matter_with_shrinkage(rows, monkeypatch):
+    M, omega, g = problem(30, 8, 30, 0)
+    whole = direction(M, omega, g, shrinkage=0.5)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
+    assert direction(M, omega, g, shrinkage=0.5).vector.numpy() == pytest.approx(whole.vector.numpy(), rel=1e-8)
