@@ -112,14 +112,37 @@ def test_an_interrupted_training_keeps_what_it_learned(tmp_path):
 def test_measure_kl_ratio(tmp_path):
     args = ["--env", "Pendulum-v1", "--seed", "0", "--n-timesteps", "3000", "--folder", "kl"]
     first = run(tmp_path, "measure_kl_ratio.py", *args)
-    assert "MatchedTRPO" in first
-    assert first.count("training ") == 2
+    assert "trpo_matched" in first
+    assert first.count("training ") == 3
     model = tmp_path / "kl" / "3000" / "uatrpo_Pendulum-v1_0" / "model.zip"
     before = model.stat().st_mtime_ns
     again = run(tmp_path, "measure_kl_ratio.py", *args)
     assert "training " not in again
     assert again in first
     assert model.stat().st_mtime_ns == before
+
+
+def test_measure_direction_quality(tmp_path):
+    """Every variant is scored, one of the user's own too, and a complete measurement is not made again."""
+    args = ["--env", "Pendulum-v1", "--seeds", "1", "--updates", "2", "3", "--folder", "dq"]
+    args += ["--reference-rollouts", "2", "--test-rollouts", "2", "--variant", "mine=UATRPO:shrinkage=0.6,ema_beta=0.5"]
+    first = run(tmp_path, "measure_direction_quality.py", *args)
+    for name in ("plain gradient", "paper", "shrinkage 0.97", "TRPO, all steps, damping 0.1", "mine"):
+        assert f"\n{name} " in first
+    record = json.loads((tmp_path / "dq" / "Pendulum-v1_1.json").read_text())
+    assert list(record["checkpoints"]) == ["2", "3"]
+    for variants in record["checkpoints"].values():
+        assert len(variants["mine"]["score"]) == 2
+        assert variants["paper"]["kl_ratio"] != variants["paper, c = 0"]["kl_ratio"]
+    assert (tmp_path / "dq" / "direction_quality.png").stat().st_size > 10_000
+    assert " measured" not in run(tmp_path, "measure_direction_quality.py", *args)
+
+
+def test_measure_large_network(tmp_path):
+    few = ["--updates", "1", "--reference-rollouts", "2", "--test-rollouts", "2", "--n-projections", "6"]
+    output = run(tmp_path, "measure_large_network.py", "--n-steps", "50", *few)
+    assert "107172 parameters" in output
+    assert "cut 0.001" in output
 
 
 @pytest.mark.parametrize(
@@ -129,6 +152,9 @@ def test_measure_kl_ratio(tmp_path):
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
         ("watch_agent.py", ["nowhere"], "no model.zip in nowhere"),
         ("measure_kl_ratio.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
+        ("measure_direction_quality.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
+        ("measure_direction_quality.py", ["--updates", "5", "3"], "--updates must ascend"),
+        ("measure_direction_quality.py", ["--variant", "half:shrinkage=0.5"], "a variant is written NAME=UATRPO"),
         ("read_uncertainty.py", ["--picture", "nowhere/picture.png"], "there is no folder nowhere"),
     ],
 )
