@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-TYPES = {"float32": np.dtype("<f4"), "delta-int64": np.dtype("<i8")}
+TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "delta-int64": np.dtype("<i8")}
 # float32 has seven: enough for a picture, and a third of the space
 SIGNIFICANT_DIGITS = 6
 # Values of a table, rows times columns, that are packed. A few bytes can claim to be a thousand times as many.
