@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sb3_uatrpo.study.columns import pack_table, round_float, unpack_table
 from sb3_uatrpo.study.errors import StudyError
 from sb3_uatrpo.study.record_schema import RECORD
 from sb3_uatrpo.study.specification import RunSpec
@@ -18,12 +19,14 @@ from sb3_uatrpo.study.specification import RunSpec
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
-FORMAT = 1
+FORMAT = 2
+# Format 1 had no packed columns
+READ_FORMATS = (1, 2)
 SERIES = ("episodes", "evaluations", "updates")
+# Evaluations are few
+PACKED = ("episodes", "updates")
 # Stands in a failed run's traceback before what the run itself printed
 OUTPUT_HEADING = "\nThe last that it printed:\n"
-# float32 has seven: enough for a picture, and a third of the space
-SIGNIFICANT_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     """
     content = {"format": FORMAT, "key": record.spec.key(), **asdict(record)}
     content |= {name: _rounded(content[name]) for name in SERIES}
+    content |= {name: pack_table(content[name]) for name in PACKED}
     path = Path(folder) / record.spec.file_name
     write_atomically(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
     return path
@@ -146,8 +150,8 @@ def _record_of(content: Any) -> Record:
     """
     :raises ValueError: saying what keeps a file's content from being a record
     """
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"not a record of format {FORMAT}, the one that this version reads")
+    if not isinstance(content, dict) or content.get("format") not in READ_FORMATS:
+        raise ValueError(f"not a record of format {' or '.join(map(str, READ_FORMATS))}, which this version reads")
     problem = next(_validator().iter_errors(content), None)
     if problem:
         # the message begins with what was found, however long it is, and ends with what was expected
@@ -155,6 +159,11 @@ def _record_of(content: Any) -> Record:
     spec = RunSpec(**content["spec"])
     if spec.key() != content["key"]:
         raise ValueError(f"its key {content['key']!r} does not belong to its settings")
+    for name in PACKED:
+        try:
+            content[name] = unpack_table(content[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     for name in SERIES:
         if len({len(values) for values in content[name].values()}) > 1:
             raise ValueError(f"its {name} are not lists of one length")
@@ -179,7 +188,7 @@ def _rounded(values: Any) -> Any:
     if isinstance(values, (list, tuple)):
         return [_rounded(value) for value in values]
     if isinstance(values, float):
-        return float(f"{values:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(values) else None
+        return round_float(values) if math.isfinite(values) else None
     return values
 
 

@@ -7,10 +7,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.record import FORMAT, Record, read_record, read_records, write_atomically, write_record
+from sb3_uatrpo.study.record import Record, read_record, read_records, write_atomically, write_record
 from sb3_uatrpo.study.specification import RunSpec
 
 MARKER = "study.json"
+# of the folder; records have their own
+FORMAT = 1
 
 
 class StudyFolder:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sb3_uatrpo.study.record import FORMAT, Record, write_atomically, write_record
+from sb3_uatrpo.study.record import Record, write_atomically, write_record
 from sb3_uatrpo.study.specification import RunSpec
-from sb3_uatrpo.study.study_folder import MARKER
+from sb3_uatrpo.study.study_folder import FORMAT, MARKER
 
 FAILURE = """\
 Traceback (most recent call last):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sb3_uatrpo.study.columns import pack_table
 from sb3_uatrpo.study.errors import StudyError
 from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, read_record, read_records, write_record
 from sb3_uatrpo.study.specification import RunSpec
@@ -78,6 +79,13 @@ def episodes(**changes):
     return {**RECORD.episodes, **changes}
 
 
+PACKED = pack_table({"timesteps": list(range(1000, 1_001_000, 1000))})["timesteps"]
+
+
+def updates(**changes):
+    return {"timesteps": {**PACKED, **changes}}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -88,7 +96,7 @@ def episodes(**changes):
         ("[" * 100_000, "recursion"),
         ("[]", "not a record of format 1"),
         ("{}", "not a record of format 1"),
-        (edited(format=2), "not a record of format 1"),
+        (edited(format=3), "not a record of format 1 or 2"),
         (edited(versions="absent"), "'versions' is a required property"),
         (edited(versions=[]), "versions: [] is not of type 'object'"),
         (edited(versions={"numpy": 2}), "versions.numpy: 2 is not of type 'string'"),
@@ -107,6 +115,17 @@ def episodes(**changes):
         (edited(updates={"timesteps": 1}), "updates.timesteps: 1 is not of type 'array'"),
         (edited(updates={"timesteps": [1], "kl_ratio": ["x"]}), "updates.kl_ratio[0]: 'x' is not of type"),
         (edited(updates={"timesteps": ["x" * 1000]}), "xxx' is not of type 'integer'"),
+        (edited(updates={"timesteps": {}}), "updates.timesteps: 'encoding' is a required property"),
+        (edited(updates=updates(encoding="float32")), "updates.timesteps.encoding: 'float32' is not one of"),
+        (edited(updates=updates(length=10**9)), "updates.timesteps.length: 1000000000 is greater than the maximum"),
+        (edited(updates=updates(length=-1)), "updates.timesteps.length: -1 is less than the minimum of 1"),
+        (edited(updates=updates(length=999)), "updates: timesteps cannot be unpacked: its data are not those of 999"),
+        (edited(updates=updates(data="x")), "updates: timesteps cannot be unpacked: "),
+        (edited(updates=updates(data=PACKED["data"][:-8])), "updates: timesteps cannot be unpacked: its data are not"),
+        (edited(updates=updates(data="é")), "updates: timesteps cannot be unpacked: "),
+        (edited(updates=updates(data=None)), "updates.timesteps.data: None is not of type 'string'"),
+        (edited(updates=updates() | {"kl_ratio": [1.0]}), "its updates are not lists of one length"),
+        (edited(episodes=episodes(returns=PACKED)), "its episodes are not lists of one length"),
     ],
 )
 def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
@@ -168,7 +187,12 @@ def test_the_reason_of_a_failure_is_the_errors_first_line(traceback, reason):
     assert replace(RECORD, status="failed", traceback=traceback).reason == reason
 
 
-def test_records_of_earlier_versions_are_read():
+def test_records_of_earlier_versions_are_read_and_become_small(tmp_path):
     records, bad = read_records(PILOT)
     assert records
     assert not bad
+    files = [write_record(record, tmp_path) for record in records]
+    assert read_records(tmp_path) == (records, [])
+    assert [file.name for file in files] == sorted(path.name for path in PILOT.iterdir())
+    earlier, now = ([path.stat().st_size for path in folder.iterdir()] for folder in (PILOT, tmp_path))
+    assert sum(now) < 0.45 * sum(earlier)
