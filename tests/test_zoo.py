@@ -171,6 +171,18 @@ def test_videos_and_benchmark(newcomer, tmp_path):
     assert "|uatrpo|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
 
 
+def test_the_variant_trains_and_acts(newcomer):
+    python, folder = newcomer
+    common = ["--algo", "uatrpo_shrinkage", "--env", "CartPole-v1"]
+    said = run(python, "-m", "rl_zoo3.train", *common, "-n", "1000", *QUICK, cwd=folder)
+    assert "hyperparams/uatrpo_shrinkage.yml" in said
+    assert "('shrinkage', 0.75)" in said
+    enjoy = [*common, "-f", "logs", "-n", "200", "--no-render"]
+    assert "Episode Reward" in run(python, "-m", "rl_zoo3.enjoy", *enjoy, cwd=folder)
+    plot = ["-a", "uatrpo_shrinkage", "-e", "CartPole-v1", "-f", "logs"]
+    run(python, "-m", "rl_zoo3.plots.plot_train", *plot, cwd=folder, MPLBACKEND="Agg")
+
+
 def test_going_on_from_a_trained_agent(trained):
     python, folder, _ = trained
     model = "logs/uatrpo/Hopper-v4_1/Hopper-v4.zip"
