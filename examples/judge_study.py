@@ -1,0 +1,132 @@
+"""
+Who wins where? The rule of docs/results.md, applied to the records of a study.
+
+    python examples/judge_study.py --folder docs/results/paper
+
+Final returns of two methods are compared on each task, as their means and as their 20%-CVaRs, by bootstrap intervals
+over runs. *Better* and *worse* are corrected over the tasks by Holm's method. ``--noise 1`` judges the runs with
+adversarial noise.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sb3_uatrpo.study import Estimate, Record, difference_of_cvars, difference_of_means, final_return, read_records
+
+PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
+KAPPA = 0.2
+ALPHA = 0.05
+# "no worse": the lower end of the interval is above this part of the other's mean
+MARGIN = 0.1
+
+Difference = Callable[..., Estimate]
+STATISTICS: dict[str, Difference] = {
+    "mean": difference_of_means,
+    f"{KAPPA:.0%}-CVaR": lambda x, y, **options: difference_of_cvars(x, y, KAPPA, **options),
+}
+
+
+def final_returns(records: list[Record], variant: str) -> dict[tuple[str, str], np.ndarray]:
+    """Final returns of all finished runs of a variant, by task and algorithm, in the order of their seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in sorted(records, key=lambda record: record.spec.seed):
+        spec = record.spec
+        if record.status == "done" and spec.variant == variant:
+            value = final_return(record.episodes["timesteps"], record.episodes["returns"], spec.n_timesteps)
+            found.setdefault((spec.env_id, spec.algo), []).append(value)
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Difference) -> pd.DataFrame:
+    """
+    Compare two methods on each task.
+
+    The i-th clearest of n differences is judged by the interval at 1 - 0.05/(n - i), i = 0, …, and the first interval
+    that holds zero ends the search.
+
+    :param samples: final returns of the one and of the other method, by task
+    :param difference: of two samples, with its bootstrap interval
+    :return: a row for each task: the difference, its 95% interval, and the verdict on the first method
+    """
+    n = len(samples)
+    intervals = {
+        task: [difference(x, y, confidence_level=1 - ALPHA / k) for k in range(1, n + 1)]
+        for task, (x, y) in samples.items()
+    }
+    # intervals are nested: at how many levels does each exclude zero?
+    clear = {task: sum(bool(each.low > 0 or each.high < 0) for each in found) for task, found in intervals.items()}
+    significant: set[str] = set()
+    for place, task in enumerate(sorted(samples, key=lambda task: -clear[task])):
+        if clear[task] < n - place:
+            break
+        significant.add(task)
+    rows = []
+    for task, (x, y) in samples.items():
+        estimate = intervals[task][0]
+        if task in significant:
+            verdict = "better" if estimate.value > 0 else "worse"
+        else:
+            verdict = "no worse" if estimate.low > -MARGIN * abs(y.mean()) else "undecided"
+        rows.append(
+            {
+                "task": task,
+                "runs": f"{len(x)}, {len(y)}",
+                "difference": float(estimate.value),
+                "low": float(estimate.low),
+                "high": float(estimate.high),
+                "of the other's mean": float(estimate.value / abs(y.mean())),
+                "verdict": verdict,
+            }
+        )
+    return pd.DataFrame(rows).set_index("task")
+
+
+def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
+    """What the rule makes of the verdicts on means, by pair of methods."""
+    ours_over_paper = verdicts["uatrpo_shrinkage", "uatrpo"]["verdict"]
+    if (ours_over_paper == "better").any() and ours_over_paper.isin(["better", "no worse"]).all():
+        choice = "uatrpo_shrinkage"
+    else:
+        choice = "uatrpo"
+    beats = [algo for algo in ("uatrpo", "uatrpo_shrinkage") if "better" in set(verdicts[algo, "trpo_matched"].verdict)]
+    over = (
+        f"better than trpo_matched somewhere: {' and '.join(beats)}" if beats else "neither beats trpo_matched anywhere"
+    )
+    return f"the rule recommends {choice}; {over}"
+
+
+def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("docs/results/paper"))
+    parser.add_argument("--noise", type=float, default=0.0, help="adversarial noise of the runs")
+    options = parser.parse_args(args)
+    records, bad = read_records(options.folder / "records")
+    if not records:
+        parser.error(f"--folder: there are no records in {options.folder / 'records'}")
+    for path, reason in bad:
+        print(f"left out {path.name}: {reason}")
+    returns = final_returns(records, f"noise={options.noise:g}" if options.noise else "")
+    by_mean: dict[tuple[str, str], pd.DataFrame] = {}
+    for ours, theirs in PAIRS:
+        tasks = sorted({env_id for env_id, algo in returns if algo == ours and (env_id, theirs) in returns})
+        samples = {task: (returns[task, ours], returns[task, theirs]) for task in tasks}
+        if not samples:
+            print(f"\n{ours} against {theirs}: no task has runs of both")
+            continue
+        for name, difference in STATISTICS.items():
+            table = judge(samples, difference)
+            if name == "mean":
+                by_mean[ours, theirs] = table
+            print(f"\n{ours} against {theirs}, {name} of the final returns")
+            print(table.to_string(float_format=lambda value: f"{value:,.2f}" if abs(value) < 10 else f"{value:,.0f}"))
+    if len(by_mean) == len(PAIRS):
+        print(f"\n{recommendation(by_mean)}")
+    return by_mean
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The rule that judges the study, on samples whose verdicts are plain."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from judge_study import STATISTICS, judge, recommendation
+
+from sb3_uatrpo.study import difference_of_means
+
+
+def runs(mean: float, spread: float, n: int = 10) -> np.ndarray:
+    return mean + spread * np.linspace(-1.0, 1.0, n)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_verdicts(statistic):
+    other = runs(1000.0, 10.0)
+    samples = {
+        "far above": (runs(1500.0, 10.0), other),
+        "far below": (runs(500.0, 10.0), other),
+        "equal": (runs(1000.0, 20.0), other),
+        "wide": (runs(1000.0, 3000.0), other),
+    }
+    table = judge(samples, STATISTICS[statistic])
+    assert dict(table["verdict"]) == {
+        "far above": "better",
+        "far below": "worse",
+        "equal": "no worse",
+        "wide": "undecided" if statistic == "mean" else "worse",
+    }
+    assert table.loc["far above", "of the other's mean"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_correction_over_tasks_is_holms():
+    """One difference that is clear at 95% alone: alone it counts, among four tasks it does not."""
+    rng = np.random.default_rng(0)
+    null = {f"null {i}": (runs(1000.0, 50.0), runs(1000.0, 50.0)) for i in range(3)}
+    for shift in np.linspace(0.0, 3.0, 61):
+        x, y = 1000.0 + shift * 50.0 + 50.0 * rng.standard_normal(8), runs(1000.0, 50.0, 8)
+        wide, narrow = (difference_of_means(x, y, confidence_level=1 - 0.05 / k) for k in (4, 1))
+        if narrow.low > 0 >= wide.low:
+            break
+    else:
+        pytest.fail("no sample is clear at 95% and not at 98.75%")
+    assert judge({"marginal": (x, y)}, difference_of_means).loc["marginal", "verdict"] == "better"
+    assert judge({"marginal": (x, y), **null}, difference_of_means).loc["marginal", "verdict"] != "better"
+    # after three clear ones it is judged at 95% again
+    clear = {f"clear {i}": (runs(2000.0, 50.0), runs(1000.0, 50.0)) for i in range(3)}
+    assert set(judge({"marginal": (x, y), **clear}, difference_of_means)["verdict"]) == {"better"}
+
+
+def verdicts(*values: str) -> pd.DataFrame:
+    return pd.DataFrame({"verdict": values})
+
+
+@pytest.mark.parametrize(
+    ("ours", "choice"),
+    [
+        (("better", "no worse"), "uatrpo_shrinkage"),
+        (("better", "undecided"), "uatrpo"),
+        (("no worse", "no worse"), "uatrpo"),
+        (("better", "worse"), "uatrpo"),
+    ],
+)
+@pytest.mark.parametrize("somewhere", [True, False])
+def test_the_recommendation(ours, choice, somewhere):
+    found = recommendation(
+        {
+            ("uatrpo", "trpo_matched"): verdicts("undecided", "undecided"),
+            ("uatrpo_shrinkage", "trpo_matched"): verdicts("undecided", "better" if somewhere else "no worse"),
+            ("uatrpo_shrinkage", "uatrpo"): verdicts(*ours),
+        }
+    )
+    assert f"recommends {choice};" in found
+    assert ("somewhere: uatrpo_shrinkage" in found) is somewhere
+    assert ("neither beats" in found) is not somewhere
