@@ -35,7 +35,7 @@ RESOLUTION = th.finfo(th.float32).eps
 CUT_FOR_GRAM = 1e-4
 #: With shrinkage, curvature is bounded from below by μ, so noise in small singular values cannot lengthen the step, and
 #: large networks may keep more of them: the relative cut is never above this.
-SHRUNK_CUT = 1e-3
+SHRUNK_CUT = 1e-2
 #: Rows of Y taken to float64 at once: few, so that their copies come from memory that is already there.
 ROWS_AT_ONCE = 512
 
