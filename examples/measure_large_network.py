@@ -24,7 +24,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.core import subspace
 
-CUTS = (0.1, 0.03, 0.01, 0.001)
+CUTS = (0.1, 0.01, 0.001, 0.0001)
 
 
 class Quadrants(gym.Env[np.ndarray, np.int64]):

@@ -157,7 +157,7 @@ def projected_direction(
     d, m = Y.shape
     U, S, _ = np.linalg.svd(Y, full_matrices=False)
     cut = max(d, m) * EPS32
-    Q = U[:, S > S[0] * (min(cut, 1e-2) if shrinkage > 0 else cut)]
+    Q = U[:, S > S[0] * (min(cut, 0.1) if shrinkage > 0 else cut)]
     A, B = Q.T @ omega, Q.T @ Y
     if solver == "least_squares":
         M = np.linalg.lstsq(A.T, B.T, rcond=None)[0].T

@@ -609,7 +609,7 @@ def test_the_step_of_a_nature_cnn_uses_observed_curvature_with_shrinkage():
     collect(model)
     v, g = direction_and_gradient(model)
     assert len(g) > 1_600_000
-    assert logged(model)["subspace_rank"] >= 6
+    assert logged(model)["subspace_rank"] >= 2
     # neither the gradient's own direction nor unrelated to it
     assert 0.1 < cosine(v, g) < 0.9
 
