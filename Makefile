@@ -22,7 +22,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --upgrade pip setuptools wheel
 	PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --no-build-isolation -e ".[mujoco,ray,study,zoo,docs,tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --no-build-isolation -e ".[mujoco,ray,study,zoo,onnx,docs,tests]"
 	touch $(READY)
 
 train: $(READY)
