@@ -116,7 +116,7 @@ class BatchVecEnv(VecEnv):
 
 def main(args: list[str] | None = None) -> UATRPO:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envpool", metavar="TASK", help="a task of EnvPool in the place of the point mass")
+    parser.add_argument("--envpool", metavar="TASK", help="a task of EnvPool instead of the point mass")
     parser.add_argument("--n-envs", type=int, default=16)
     parser.add_argument("--n-timesteps", type=int, default=64_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -30,13 +30,15 @@ def run(folder: Path, script: str, *args: str, code: int = 0) -> str:
 
 
 def test_shortest(tmp_path):
-    assert "kl_ratio" in run(tmp_path, "shortest.py", "--n-timesteps", "3000")
+    said = run(tmp_path, "shortest.py", "--n-timesteps", "3000")
+    assert "kl_ratio" in said
+    assert "return: " in said
 
 
 @pytest.mark.parametrize(
     ("script", "args", "said"),
     [
-        ("resume.py", ["--n-timesteps", "2000"], "went on from step 2000 to step 4000"),
+        ("resume.py", ["--n-timesteps", "2000"], "resumed at step 2000 and trained to step 4000"),
         ("custom_network.py", ["--n-timesteps", "2000"], "kl_ratio"),
         ("dict_observations.py", ["--n-timesteps", "2000"], "kl_ratio"),
         ("images.py", ["--n-timesteps", "1000"], "kl_ratio"),
