@@ -128,7 +128,7 @@ def measure(choice: Choice, env_id: str, repetitions: int, warm_up: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="Hopper-v4")
-    parser.add_argument("--repetitions", type=int, default=15, help="updates with each choice, and as many without it")
+    parser.add_argument("--repetitions", type=int, default=15, help="updates with, and updates without each choice")
     parser.add_argument("--warm-up", type=int, default=3, help="updates before")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()

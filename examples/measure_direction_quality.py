@@ -80,7 +80,7 @@ def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
 
 
 class Collector:
-    """Rollouts of a frozen policy, in environments of their own."""
+    """Rollouts of a frozen policy, in separate environments."""
 
     def __init__(self, model: TrustRegionAlgorithm, env_id: str, seed: int) -> None:
         training = model.get_vec_normalize_env()
@@ -98,7 +98,7 @@ class Collector:
 
 
 class Candidates(BaseCallback):
-    """The variants, as models that share the trained policy and its rollouts, each with a sketch of its own."""
+    """The variants, as models that share the trained policy and its rollouts, each with its own sketch."""
 
     def __init__(self, variants: dict[str, tuple[str, dict[str, Any]]], env: Any, seed: int) -> None:
         super().__init__()
