@@ -9,20 +9,20 @@ STEPS ?= 300000
 ENV ?= Hopper-v4
 SEED ?= 0
 
-# The networks are small: one thread is faster than many
+# Small networks are fastest on one thread
 export OMP_NUM_THREADS := 1
 
 .PHONY: train test docs test-oldest lint type format pytest conformance dist clean
 
-# Everything is installed through constraints.txt; the build tools are too, so nothing is isolated from it. With
-# CONSTRAINTS= on the command line it is the newest that setup.cfg allows. The filter is for setuptools, which warns at
-# every editable installation.
+# constraints.txt pins everything, the build tools included, hence no build isolation. CONSTRAINTS= on the command line
+# installs the newest versions that setup.cfg allows. The filter is for setuptools, which warns at every editable
+# installation.
 CONSTRAINTS := -c constraints.txt
 $(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --upgrade pip setuptools wheel
 	PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --no-build-isolation -e ".[mujoco,ray,study,zoo,docs,tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --no-build-isolation -e ".[mujoco,ray,study,zoo,onnx,docs,tests]"
 	touch $(READY)
 
 train: $(READY)
@@ -37,7 +37,7 @@ lint: $(READY)
 type: $(READY)
 	$(BIN)/mypy
 
-# One process for each core, each with files of its own
+# One process per core; a file's tests stay in one process
 pytest: $(READY)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
@@ -45,7 +45,7 @@ pytest: $(READY)
 docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/doctrees docs build/docs
 
-# All tests with the oldest versions that setup.cfg allows; what is heavy is borrowed from .venv through a path file
+# All tests with the oldest versions that setup.cfg allows; a path file borrows large packages from .venv
 OLDEST := .venv-oldest
 
 $(OLDEST)/.ready: $(READY) constraints-oldest.txt
@@ -55,12 +55,12 @@ $(OLDEST)/.ready: $(READY) constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-oldest.txt
 	touch $@
 
-# RL Zoo wants the newest Stable-Baselines3
+# RL Zoo requires the newest Stable-Baselines3
 test-oldest: $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile --ignore tests/test_zoo.py \
 		--ignore tests/study/test_specification.py --ignore tests/study/test_run.py --ignore tests/study/test_ray.py
 
-# Stable-Baselines3's own tests, those of the installed version, with our classes in the place of A2C
+# The tests of the installed Stable-Baselines3, with our classes in A2C's place
 CONFORMANCE := build/conformance
 CONFORMANCE_TESTS := run deterministic spaces sde custom_policy dict_env predict train_eval_mode save_load cnn identity \
 	callbacks gae logger tensorboard
@@ -77,7 +77,7 @@ conformance: $(CONFORMANCE)/pyproject.toml
 		-c $(CONFORMANCE)/pyproject.toml --rootdir $(CONFORMANCE) \
 		$(CONFORMANCE_TESTS:%=$(CONFORMANCE)/tests/test_%.py) || exit 1; done
 
-# What is published, with the links as they are here; .github/workflows/release.yml says how it is released
+# Wheel and sdist, with relative links; .github/workflows/release.yml makes them absolute and publishes
 dist: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation

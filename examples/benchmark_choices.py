@@ -1,10 +1,10 @@
 """
-What each choice that was made for speed is worth: UATRPO with it and without it, in turns.
+What is each choice made for speed worth? UATRPO with and without it, in turns.
 
     OMP_NUM_THREADS=1 python examples/benchmark_choices.py
 
-A choice is taken back for single updates of the same model, by putting what it replaced, or what was tried beside it,
-in its place. The results are the same but for last digits; only the time differs.
+Each choice is undone for single updates of the same model, by going back to what it replaced or to the alternative that
+was tried. Results agree except for the last digits; only the time differs.
 """
 
 import argparse
@@ -38,8 +38,8 @@ SETTINGS: dict[str, Any] = {"n_steps": N_STEPS, "seed": 0, "device": "cpu"}
 class Choice:
     """
     :param name: what was chosen
-    :param instead: what is put in its place
-    :param without: makes a context in which that is so
+    :param instead: what replaces it
+    :param without: makes a context in which the choice is undone
     :param settings: arguments of UATRPO that are not the defaults
     """
 
@@ -128,7 +128,7 @@ def measure(choice: Choice, env_id: str, repetitions: int, warm_up: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="Hopper-v4")
-    parser.add_argument("--repetitions", type=int, default=15, help="updates with each choice, and as many without it")
+    parser.add_argument("--repetitions", type=int, default=15, help="updates with, and updates without each choice")
     parser.add_argument("--warm-up", type=int, default=3, help="updates before")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()

@@ -1,12 +1,13 @@
 """
-How time and memory of one update of UATRPO grow with the network, the projections, the steps, actions and envs.
+How do time and memory of an update grow with the network, projections, steps, actions and environments?
 
     OMP_NUM_THREADS=1 python examples/benchmark_scaling.py
 
-One thing is varied at a time, around a 64×64 network, m = 200, 1,000 steps, 3 actions and one environment. The rollout
-is noise and the critic rests: what is timed is the trust region step. Each case has a process of its own, so that its
-peak memory is its own: how far ``train()`` raised the process's peak above what model, sketch and rollout took before.
-The exponent is the slope of log time over log size between the first and the last case: 1 is linear growth.
+One quantity varies at a time, around a 64×64 network, m = 200, 1,000 steps, 3 actions and one environment. The rollout
+is noise and the critic is not trained, so only the trust region step is timed. Each case runs in its own process, so
+that its peak memory can be told: by how much ``train()`` raised the process's peak above what model, sketch and rollout
+took before. The exponent is the slope of log time over log size between the first and the last case: 1 means linear
+growth.
 """
 
 import argparse
@@ -51,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out: d, m as it was after the limit on the sketch, milliseconds, and MB beyond what was there."""
+    """Results: d, m after the limit on the sketch, milliseconds, and MB beyond what was allocated before."""
 
     d: int
     m: int
@@ -62,7 +63,7 @@ class Measured:
 
 
 class Still(gym.Env):
-    """Spaces without a task: the rollout is written by hand."""
+    """Spaces without a task: the benchmark writes the rollout itself."""
 
     def __init__(self, observation_space: spaces.Space, n_actions: int):
         self.observation_space = observation_space
@@ -98,7 +99,7 @@ def cases(with_cnn: bool, most_steps: int) -> Iterator[Case]:
 
 
 def warm_up() -> None:
-    """A small update first: what the libraries load and keep at their first use is not what a case takes."""
+    """Run a small update first, so that what the libraries load at their first use is not counted."""
     model = UATRPO("MlpPolicy", DummyVecEnv([lambda: Still(spaces.Box(-1.0, 1.0, (2,), np.float32), 1)]), n_steps=50)
     model.set_logger(Logger(folder=None, output_formats=[]))
     model.rollout_buffer.advantages[:] = np.linspace(-1.0, 1.0, 50)[:, None]
@@ -107,7 +108,7 @@ def warm_up() -> None:
 
 
 def measure(case: Case) -> Measured:
-    """Time the trust region step of one case. Runs in a process of its own."""
+    """Time the trust region step of one case. Runs in its own process."""
     th.set_num_threads(1)
     warm_up()
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8) if case.cnn else spaces.Box(-np.inf, np.inf, (17,), np.float32)
@@ -175,7 +176,7 @@ def main() -> None:
         parser.error(f"--most-steps must be at least 1000, but it is {args.most_steps}")
     rows = []
     for case in cases(args.cnn, args.most_steps):
-        # a process for each case: a peak never sinks
+        # one process per case, since a peak never falls
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             found = pool.submit(measure, case).result()
             rows.append({**asdict(case), **asdict(found)})

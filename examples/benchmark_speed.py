@@ -1,13 +1,13 @@
 """
-Steps per second of UATRPO beside what is used today, and where the time of an update goes.
+How fast is UATRPO compared with other algorithms, and where does the time of an update go?
 
     OMP_NUM_THREADS=1 python examples/benchmark_speed.py
 
 UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C learn in turns, one update at a time, with equal batches, critics
-and networks, so that a slower or faster moment of the machine meets all of them. Medians and ranges over the updates;
-ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of the same round. Then each of our updates is timed
-once more with a clock in every stage. Beside them: the bare environment loop, which no algorithm can beat, and the
-matrix products that an update of UATRPO cannot do without.
+and networks, so that slower and faster moments of the machine affect all of them. The table has medians and ranges over
+the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of the same round. Then each of our
+updates is timed once more with a clock in every stage. For comparison: the bare environment loop, which no algorithm
+can beat, and the matrix products that no update of UATRPO can avoid.
 
 Prints the tables, writes them as JSON, and draws a picture.
 """
@@ -56,7 +56,7 @@ STAGES = ("env", "policy", "buffer", "products", "basis", "line search", "critic
 
 
 class Clock:
-    """Adds up the wall time of the functions that it was put around; a function within another counts for itself."""
+    """Adds up the wall time of the functions it wraps; a nested function counts only for itself."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -149,7 +149,7 @@ def matrix_product_seconds(model: UATRPO) -> float:
 
 
 def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The contenders in turns: a row for each of them, and a row for each of our breakdowns."""
+    """Let the algorithms take turns: a row for each of them, and a row for each of our breakdowns."""
     models = {name: make(make_env(env_id, SHARED["gamma"], seed=0)) for name, make in CONTENDERS.items()}
     for model in models.values():
         model.learn(warm_up * N_STEPS)
@@ -232,7 +232,7 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
-    parser.add_argument("--repetitions", type=int, default=15, help="updates of each contender")
+    parser.add_argument("--repetitions", type=int, default=15, help="updates of each algorithm")
     parser.add_argument("--warm-up", type=int, default=5, help="updates before")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))

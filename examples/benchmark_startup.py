@@ -3,8 +3,8 @@ What does the start-up hook cost, and what does importing sb3_uatrpo add to Stab
 
     python examples/benchmark_startup.py
 
-Two empty virtual environments, one with the hook's two files and one without, start Python in turns. Then this
-environment imports Stable-Baselines3, and sb3_uatrpo, in turns.
+Python starts in turns in two empty virtual environments, one with the hook's two files and one without. Then this
+environment imports Stable-Baselines3 and sb3_uatrpo in turns.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def compare(one: tuple[str, list], other: tuple[str, list], repetitions: int) ->
 
 
 def installed_hook() -> str:
-    """Where the hook of this environment lies; it is not imported."""
+    """Find the hook of this environment without importing it."""
     spec = importlib.util.find_spec(HOOK)
     if spec is None or spec.origin is None:
         raise SystemExit("sb3_uatrpo is not installed in this environment")

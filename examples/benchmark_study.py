@@ -1,10 +1,10 @@
 """
-What a study costs beyond its runs: a study of one run beside the same training by RL Zoo's command, at the same time.
+What does a study cost beyond its runs? A study of one run, and the same training by RL Zoo's command at the same time.
 
     OMP_NUM_THREADS=1 python examples/benchmark_study.py
 
-Both train UATRPO with the same settings, seed and evaluations, and take a core each, so two have to be free. Times are
-those of whole commands, from the start of Python to its end: wall time, and processor time of all their processes.
+Both train UATRPO with the same settings, seed and evaluations. Each takes a core, so two cores must be free. Times
+cover whole commands, from the start of Python to its end: wall time, and processor time of all their processes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def bare(env_id: str, n_timesteps: int, seed: int, folder: str) -> list[str]:
 
 
 def seconds(command: Sequence[str], folder: str) -> tuple[float, float]:
-    """Wall time and processor time of a command. Runs in a process of its own, whose only child it is."""
+    """Wall time and processor time of a command. Runs in a process that has no other child."""
     start = time.perf_counter()
     result = subprocess.run(
         [sys.executable, "-m", *command],

@@ -1,11 +1,11 @@
 """
-A network of your own: a features extractor with attention, separate for actor and critic.
+Your own network: a features extractor with attention, separate for actor and critic.
 
     python examples/custom_network.py
 
-UATRPO finds the actor's parameters in the autograd graph of the action distribution, so any network works that can be
-differentiated twice. What actor and critic share is trained by the actor's steps alone: give the critic an extractor of
-its own where the extractor has parameters.
+UATRPO finds the actor's parameters in the autograd graph of the action distribution, so any network that can be
+differentiated twice works. Only the actor's steps train the layers that actor and critic share: give the critic its own
+extractor if the extractor has parameters.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """
-Observations that are a dict, here of images and vectors: MultiInputPolicy.
+Dict observations of images and vectors, with MultiInputPolicy.
 
     python examples/dict_observations.py
 """
@@ -19,9 +19,9 @@ def main(args: list[str] | None = None) -> UATRPO:
     options = parser.parse_args(args)
     th.set_num_threads(1)
 
-    # a maze, whose states are shown as a picture and as a vector
+    # a maze that shows its state as an image and as a vector
     env = make_vec_env(lambda: SimpleMultiObsEnv(random_start=False), n_envs=2, seed=0)
-    # a small network for the pictures, of which actor and critic have one each; 50 projections keep updates quick
+    # a small network for the images, one each for actor and critic; 50 projections keep updates quick
     model = UATRPO(
         "MultiInputPolicy",
         env,

@@ -1,11 +1,11 @@
 """
-Images: CnnPolicy, and how large its sketch may become.
+Image observations with CnnPolicy, and the size of its sketch.
 
     python examples/images.py
 
 The sketch of the trust region holds three matrices of d × m numbers. With the 1.7 million parameters of the NatureCNN
-on Atari-like frames, m = 200 projections would take 4 GB; ``sketch_memory_limit`` lowers m to what fits, with a
-warning, or choose m yourself. A smaller network and fewer projections make updates quick, as here.
+on Atari-like frames, m = 200 projections would take 4 GB. ``sketch_memory_limit`` lowers m to what fits, with a
+warning; or choose m yourself. A smaller network and fewer projections make updates quick, as here.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main(args: list[str] | None = None) -> UATRPO:
     options = parser.parse_args(args)
     th.set_num_threads(1)
 
-    # stands for your own environment: noise of the shape of images
+    # stands in for your own environment: random images
     env = make_vec_env(lambda: FakeImageEnv(screen_height=48, screen_width=48, n_channels=3, discrete=True), n_envs=2)
     model = UATRPO(
         "CnnPolicy",

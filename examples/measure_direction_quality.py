@@ -1,16 +1,16 @@
 """
-How good is the direction that one rollout gives? Each method's direction, scored on frozen policies.
+How good is the direction that one rollout gives? Score each method's direction on frozen policies.
 
     python examples/measure_direction_quality.py --env Hopper-v4 HalfCheetah-v4 --seeds 20 21 22 --jobs 2
 
-UATRPO trains with the paper's settings. After each of ``--updates`` updates the policy is frozen, many rollouts give a
-reference gradient g* and a reference Fisher matrix F*, and further single rollouts give each variant's direction v.
-Its score is g*'v/√(v'F*v): the true first-order improvement per square root of the KL divergence, whatever the length
-of the step. All variants see the same rollouts, so differences are paired. Beside the score stands the true KL
-divergence of the step, ½η²v'F*v, over the one that the method estimates for it.
+UATRPO trains with the paper's settings. After each number of updates in ``--updates`` the policy is frozen. Many
+rollouts then give a reference gradient g* and a reference Fisher matrix F*, and further single rollouts give each
+variant's direction v. Its score is g*'v/√(v'F*v): the true first-order improvement per square root of the KL
+divergence, whatever the length of the step. All variants see the same rollouts, so differences are paired. The table
+also has the true KL divergence of each step, ½η²v'F*v, over the method's own estimate.
 
-Every task and seed has a file in ``--folder``; one that is complete is not made again. ``--variant`` adds to the
-variants or replaces one of them, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
+Every task and seed has a file in ``--folder``; complete files are not measured again. ``--variant`` adds a variant or
+replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
 
 
 class Collector:
-    """Rollouts of a frozen policy, in environments of their own."""
+    """Rollouts of a frozen policy, in separate environments."""
 
     def __init__(self, model: TrustRegionAlgorithm, env_id: str, seed: int) -> None:
         training = model.get_vec_normalize_env()
@@ -98,7 +98,7 @@ class Collector:
 
 
 class Candidates(BaseCallback):
-    """The variants, as models that share the trained policy and its rollouts, each with a sketch of its own."""
+    """The variants, as models that share the trained policy and its rollouts, each with its own sketch."""
 
     def __init__(self, variants: dict[str, tuple[str, dict[str, Any]]], env: Any, seed: int) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def read(paths: list[Path]) -> pd.DataFrame:
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """
-    Score of each variant over that of the reference, and its paired difference with a 95% interval.
+    Each variant's score over the reference's, and the paired difference with a 95% interval.
 
     Scores are divided by the reference's mean over the checkpoints of a task, so that tasks can be averaged; intervals
     are Student's, over checkpoints of all tasks and seeds.

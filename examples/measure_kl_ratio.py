@@ -1,10 +1,10 @@
 """
-Is the KL divergence of the proposed steps what the algorithm expects? UATRPO beside the matched TRPO.
+Do proposed steps have the KL divergence that the algorithm expects? UATRPO and the matched TRPO compared.
 
     python examples/measure_kl_ratio.py --env Hopper-v4 HalfCheetah-v4 --seed 0 1 --n-timesteps 150000 --jobs 2
 
-Runs ``train_mujoco.py`` for each algorithm, environment and seed, one process each, prints a table and draws learning
-curves beside histograms of the ratio. Runs whose folder is complete are not repeated.
+Runs ``train_mujoco.py`` for each algorithm, environment and seed, each in its own process. Prints a table, and draws
+learning curves and histograms of the ratio. Complete runs are not repeated.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import sb3_uatrpo
 
 
 def run(algo: str, env: str, seed: int, n_timesteps: int, root: Path) -> Path:
-    """Train in a process of its own, unless that was done."""
+    """Train in a separate process, unless the run is complete."""
     folder = root / f"{n_timesteps}" / f"{algo}_{env}_{seed}"
     if not (folder / "model.zip").exists():
         script = Path(__file__).with_name("train_mujoco.py")

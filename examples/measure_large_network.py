@@ -1,11 +1,12 @@
 """
-How many singular values of the sketch should a large network keep? A NatureCNN on images, with shrinkage.
+How many singular values of the sketch should a large network keep? Measured with a NatureCNN and shrinkage.
 
     python examples/measure_large_network.py --size 84
 
-The task shows a bright square in one of four quadrants, and the reward is for naming it. After a few updates the policy
-is frozen. Each relative cut on the singular values of the sketch then gives a direction from each of a few rollouts,
-scored as in ``measure_direction_quality.py``. The cut of the paper's settings grows with the number of parameters.
+The task shows a bright square in one of four quadrants and rewards naming the quadrant. After a few updates the policy
+is frozen. For each of a few rollouts, each relative cut on the singular values of the sketch gives a direction, which
+is scored as in ``measure_direction_quality.py``. With the paper's settings, the cut grows with the number of
+parameters.
 """
 
 import argparse

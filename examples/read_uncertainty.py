@@ -1,11 +1,11 @@
 """
-What UATRPO says about its own uncertainty: a callback reads it after each update, and a picture shows it.
+Read UATRPO's uncertainty diagnostics in a callback after each update, and draw them.
 
     python examples/read_uncertainty.py --env Pendulum-v1 --n-timesteps 50000
 
-``train/uncertainty_share`` is the part of the trust region that the gradient's noise takes up. When it is near one,
-steps are short because the gradient is not known well enough, and more data for each update would lengthen them; when
-it is near zero, the Fisher matrix bounds the steps, as in TRPO.
+``train/uncertainty_share`` is the share of the trust region that the gradient's noise takes up. Near one, steps are
+short because the gradient is not known well enough, and more data per update would lengthen them. Near zero, the Fisher
+matrix bounds the steps, as in TRPO.
 """
 
 import argparse
@@ -27,7 +27,7 @@ KEYS = ("kl_ratio", "uncertainty_share", "subspace_rank", "n_trajectories", "kl_
 
 
 class UncertaintyCallback(BaseCallback):
-    """Keep the diagnostics of every update."""
+    """Collects the diagnostics of every update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class UncertaintyCallback(BaseCallback):
         return True
 
     def _read(self) -> None:
-        # train() comes after a rollout, and its log is written after the next one: in between it can be read
+        # train() runs after a rollout, and its log is written after the next one: in between it can be read
         recorded = self.logger.name_to_value
         if "train/step_fraction" in recorded:
             update = {key: recorded[f"train/{key}"] for key in KEYS if f"train/{key}" in recorded}

@@ -1,11 +1,11 @@
 """
-Stop, and go on from a checkpoint as if nothing had happened.
+Stop a training run and resume it from a checkpoint.
 
     python examples/resume.py
 
 A checkpoint holds the policy, the critic's optimizer and the sketch of the trust region, with its moving averages and
-its generator. The running statistics of VecNormalize are a file of their own. What no checkpoint of Stable-Baselines3
-holds is the state of the environment and of the global random generators: training goes on from a fresh episode.
+its generator. The running statistics of VecNormalize have their own file. No checkpoint of Stable-Baselines3 holds the
+state of the environment and of the global random generators: training resumes with a fresh episode.
 """
 
 import argparse
@@ -35,11 +35,11 @@ def main(args: list[str] | None = None) -> UATRPO:
         str(options.folder / f"rl_model_vecnormalize_{options.n_timesteps}_steps.pkl"),
         make_vec_env("Pendulum-v1"),
     )
-    # load() seeds the environment and the global generators: with the old seed they would repeat their beginning
+    # load() seeds the environment and the global generators; the old seed would repeat the first run's random numbers
     model = UATRPO.load(options.folder / f"rl_model_{options.n_timesteps}_steps", env=env, device="cpu", seed=1)
     # without reset_num_timesteps=False the count of steps, and with it the schedules, would start again
     model.learn(options.n_timesteps, reset_num_timesteps=False)
-    print(f"went on from step {options.n_timesteps} to step {model.num_timesteps}")
+    print(f"resumed at step {options.n_timesteps} and trained to step {model.num_timesteps}")
     return model
 
 

@@ -1,31 +1,35 @@
-"""The shortest use.
+"""
+The shortest script that trains an agent and lets it act.
 
-python examples/shortest.py
+    python examples/shortest.py
 """
 
 import argparse
 
+import gymnasium as gym
 import torch as th
 
 from sb3_uatrpo import UATRPO
 
 
 def main(args: list[str] | None = None) -> UATRPO:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n-timesteps", type=int, default=30_000)
     options = parser.parse_args(args)
 
-    # the network is small: one thread is faster than many
+    # small networks are fastest on one thread
     th.set_num_threads(1)
     model = UATRPO("MlpPolicy", "CartPole-v1", verbose=1, device="cpu")
     model.learn(total_timesteps=options.n_timesteps)
 
-    env = model.get_env()
-    assert env is not None
-    observations = env.reset()
-    for _ in range(100):
-        actions, _ = model.predict(observations, deterministic=True)  # type: ignore[arg-type]
-        observations, _, _, _ = env.step(actions)
+    env = gym.make("CartPole-v1")
+    observation, _ = env.reset()
+    done, episode_return = False, 0.0
+    while not done:
+        action, _ = model.predict(observation, deterministic=True)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        done, episode_return = terminated or truncated, episode_return + float(reward)
+    print(f"return: {episode_return:.0f} of 500")
     return model
 
 

@@ -1,11 +1,11 @@
 """
-Several environments, each in a process of its own.
+Several environments, each in its own process.
 
     python examples/subproc_envs.py
 
-More environments at equal data raise the number of trajectories n, at least one for each, and c·R_n² falls with it.
-Here they bring more data for each update as well, so the uncertainty really is smaller. Where the data stay the same,
-scale ``uncertainty_coef`` by the number of environments (docs/algorithm.md, "What raises n").
+More environments raise the number of trajectories n, which is at least one per environment, and c·R_n² falls. Here each
+update also sees more data, so the uncertainty really is smaller. If the amount of data stays the same, multiply
+``uncertainty_coef`` by the factor by which n has grown (docs/many_environments.md).
 """
 
 import argparse
@@ -32,6 +32,6 @@ def main(args: list[str] | None = None) -> UATRPO:
     return model
 
 
-# processes are started by importing this file: without the guard each would start more of them
+# each process imports this file; without the guard it would start further processes
 if __name__ == "__main__":
     main()

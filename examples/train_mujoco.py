@@ -1,10 +1,10 @@
 """
-UATRPO on a MuJoCo task in the paper's setting: normalised observations, evaluation and checkpoint callbacks.
+Train UATRPO on a MuJoCo task in the paper's setting, with evaluations and checkpoints.
 
     python examples/train_mujoco.py --env Hopper-v4 --n-timesteps 300000 --seed 0
 
-Leaves in its folder the model, the statistics of VecNormalize, checkpoints, CSV and TensorBoard logs, and a picture
-of the learning curve.
+The folder of the run then holds the model, the statistics of VecNormalize, checkpoints, CSV and TensorBoard logs, and a
+picture of the learning curve.
 """
 
 import argparse
@@ -32,12 +32,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 
-# The paper's tasks are the old versions, and Gymnasium says so each time one is made
+# The paper's tasks are old versions, and Gymnasium warns each time one is made
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
 
 
 def warn_of_mujoco(message: str) -> None:
-    """What MuJoCo warns of, but for an attribute in Gymnasium's own file for HalfCheetah."""
+    """Pass on MuJoCo's warnings, except the one about an attribute in Gymnasium's own file for HalfCheetah."""
     if "settotalmass" not in message:
         warnings.warn(f"MuJoCo: {message}", stacklevel=2)
 
@@ -46,14 +46,14 @@ mujoco.set_mju_user_warning(warn_of_mujoco)
 
 ALGORITHMS: dict[str, Callable[..., UATRPO | MatchedTRPO]] = {
     "uatrpo": UATRPO,
-    # shrunk towards the identity, and with TRPO's step length: see docs/algorithm.md
+    # a trust region shrunk towards the identity, and TRPO's step length: see docs/algorithm.md
     "uatrpo_shrinkage": partial(UATRPO, shrinkage=0.75, target_kl=0.01, step_length_samples="batch"),
     "trpo_matched": MatchedTRPO,
 }
 
 
 def make_env(env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None) -> VecNormalize:
-    """The paper's setting: observations are standardised by their running statistics, rewards are not scaled."""
+    """The paper's setting: observations are standardised with running statistics, rewards are not scaled."""
     return VecNormalize(make_vec_env(env_id, seed=seed, monitor_dir=monitor_dir), norm_reward=False, gamma=gamma)
 
 
@@ -67,7 +67,7 @@ def final_return(folder: Path, n_timesteps: int) -> float:
 
 
 def plot_learning_curve(folder: Path, title: str) -> Path:
-    """Return of every training episode and its rolling mean, with the evaluations beside them."""
+    """Draw the return of every training episode, its rolling mean and the evaluations."""
     episodes: pd.DataFrame = load_results(str(folder))
     steps = episodes["l"].cumsum()
     figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -88,7 +88,7 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
 
 
 class SaveStatistics(BaseCallback):
-    """Keep VecNormalize's statistics beside the best model, which is of no use without them."""
+    """Save VecNormalize's statistics with the best model, which is useless without them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -123,10 +123,10 @@ def main(args: list[str] | None = None) -> Path:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
     folder: Path = options.folder or Path("runs") / f"{options.algo}_{options.env}_{options.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    # those of an earlier run would be drawn beside this one's curve
+    # otherwise the picture would show the evaluations of an earlier run
     (folder / "evaluations.npz").unlink(missing_ok=True)
 
-    # These networks are small: one thread is faster than many
+    # Small networks are fastest on one thread
     th.set_num_threads(1)
 
     env = make_env(options.env, gamma=0.995, seed=options.seed, monitor_dir=str(folder))
@@ -137,7 +137,7 @@ def main(args: list[str] | None = None) -> Path:
         CheckpointCallback(max(1, options.n_timesteps // 3), str(folder / "checkpoints"), save_vecnormalize=True)
     ]
     if options.eval_freq > 0:
-        # EvalCallback keeps the statistics of the two environments the same
+        # EvalCallback copies the training environment's statistics to this one
         eval_env = make_env(options.env, gamma=0.995, seed=options.seed + 1000)
         eval_env.training = False
         callbacks.append(
@@ -153,7 +153,7 @@ def main(args: list[str] | None = None) -> Path:
     try:
         model.learn(options.n_timesteps, callback=callbacks, progress_bar=not options.no_progress_bar)
     except KeyboardInterrupt:
-        print(f"interrupted after {model.num_timesteps} steps: what was learned is kept")
+        print(f"interrupted after {model.num_timesteps} steps; the model so far is saved")
 
     model.save(folder / "model.zip")
     env.save(str(folder / "vecnormalize.pkl"))

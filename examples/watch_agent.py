@@ -1,5 +1,5 @@
 """
-Watch what ``train_mujoco.py`` has trained.
+Watch an agent that ``train_mujoco.py`` has trained.
 
     python examples/watch_agent.py runs/uatrpo_Hopper-v4_0 --env Hopper-v4
 """
@@ -24,7 +24,7 @@ def main(args: list[str] | None = None) -> list[float]:
     parser.add_argument("--env", default="Hopper-v4")
     parser.add_argument("--algo", choices=["uatrpo", "uatrpo_shrinkage", "trpo_matched"], default="uatrpo")
     parser.add_argument("--n-episodes", type=int, default=3)
-    parser.add_argument("--render-mode", choices=["human", "none"], default="human", help="none only counts returns")
+    parser.add_argument("--render-mode", choices=["human", "none"], default="human", help="none only prints returns")
     options = parser.parse_args(args)
     if options.n_episodes < 1:
         parser.error(f"--n-episodes must be at least 1, but it is {options.n_episodes}")
@@ -32,7 +32,7 @@ def main(args: list[str] | None = None) -> list[float]:
         parser.error(f"folder: there is no model.zip in {options.folder}")
 
     mode = None if options.render_mode == "none" else options.render_mode
-    # The agent knows observations only as they were standardised in training
+    # The agent expects observations that are standardised as in training
     env = VecNormalize.load(
         str(options.folder / "vecnormalize.pkl"), make_vec_env(options.env, env_kwargs={"render_mode": mode})
     )

@@ -1,5 +1,6 @@
 """The documentation site builds without a warning, and links between files of the repository lead somewhere."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from sb3_contrib import TRPO
+from stable_baselines3 import PPO
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -58,10 +63,26 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
     front = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
     # a page, an anchor of another page, a picture, and a file of the repository
-    for found in ('href="results.html"', 'href="rl_zoo.html#what-the-hook-costs"', "_images/kl_ratio.png"):
+    for found in ('href="results.html"', 'href="rl_zoo.html#the-start-up-hook"', "_images/kl_ratio.png"):
         assert found in front
     assert re.search(r'href="_downloads/\w+/shortest.py"', front)
     # no page of a Markdown file is left out, and none links to a Markdown file
     for page in (ROOT / "docs").rglob("*.md"):
         html = tmp_path / "html" / page.relative_to(ROOT / "docs").with_suffix(".html")
         assert not re.search(r'href="(?!https?:)[^"]*\.md["#]', html.read_text(encoding="utf-8"))
+
+
+def test_the_table_of_defaults_is_that_of_the_signatures():
+    """What "Coming from TRPO or PPO" says of each argument, and that it leaves out none whose default differs."""
+    classes = (UATRPO, MatchedTRPO, TRPO, PPO)
+    defaults = [{k: v.default for k, v in inspect.signature(cls).parameters.items()} for cls in classes]
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    section = page.split("## Arguments and defaults that differ")[1].split("\n## ")[0]
+
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|", section, re.MULTILINE)
+    assert len(rows) > 15
+    for name, *cells in rows:
+        assert cells == [repr(of_class[name]) if name in of_class else "–" for of_class in defaults], name
+    named = {name for name, *_ in rows} | set(re.findall(r"`(\w+)`", section.split("`UATRPO` alone has")[1]))
+    for name in set().union(*defaults) - named:
+        assert all(name in of_class and of_class[name] == defaults[0][name] for of_class in defaults), name

@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -29,17 +30,20 @@ def run(folder: Path, script: str, *args: str, code: int = 0) -> str:
 
 
 def test_shortest(tmp_path):
-    assert "kl_ratio" in run(tmp_path, "shortest.py", "--n-timesteps", "3000")
+    said = run(tmp_path, "shortest.py", "--n-timesteps", "3000")
+    assert "kl_ratio" in said
+    assert "return: " in said
 
 
 @pytest.mark.parametrize(
     ("script", "args", "said"),
     [
-        ("resume.py", ["--n-timesteps", "2000"], "went on from step 2000 to step 4000"),
+        ("resume.py", ["--n-timesteps", "2000"], "resumed at step 2000 and trained to step 4000"),
         ("custom_network.py", ["--n-timesteps", "2000"], "kl_ratio"),
         ("dict_observations.py", ["--n-timesteps", "2000"], "kl_ratio"),
         ("images.py", ["--n-timesteps", "1000"], "kl_ratio"),
         ("subproc_envs.py", ["--n-timesteps", "2000"], "kl_ratio"),
+        ("vector_env.py", ["--n-timesteps", "4000", "--n-envs", "10"], "kl_ratio"),
     ],
 )
 def test_trains(tmp_path, script, args, said):
@@ -75,6 +79,26 @@ def test_watch_agent(trained):
     folder, _ = trained
     output = run(folder, "watch_agent.py", "runs/uatrpo_Hopper-v4_1", "--render-mode", "none", "--n-episodes", "2")
     assert output.count("return") == 2
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v4", "CartPole-v1"])
+def test_an_exported_policy_acts_as_predict_does(trained, tmp_path, env_id):
+    """For continuous and for discrete actions: the script compares them on the observations of a run."""
+    folder = trained[0] / "runs" / "uatrpo_Hopper-v4_1"
+    if env_id != "Hopper-v4":
+        folder = tmp_path / "model"
+        few = ["--n-timesteps", "1000", "--eval-freq", "0", "--no-progress-bar"]
+        run(tmp_path, "train_mujoco.py", "--env", env_id, "--folder", str(folder), *few)
+    said = run(tmp_path, "export_onnx.py", str(folder), "--env", env_id, "--output", "policy.onnx", "--n-steps", "200")
+    assert (tmp_path / "policy.onnx").stat().st_size < 100_000
+    assert float(said.split("200 observations:")[1]) < 1e-5
+
+
+def test_a_run_is_tracked(tmp_path):
+    run(tmp_path, "track_run.py", "--n-timesteps", "3000", "--folder", "tracked")
+    events = EventAccumulator(str(tmp_path / "tracked")).Reload()
+    # an update's values are written after the next rollout
+    assert [event.step for event in events.Scalars("train/kl_ratio")] == [2000, 3000]
 
 
 def test_the_printed_command_watches_the_agent(tmp_path):
