@@ -188,9 +188,9 @@ def test_taken_apart_or_not_the_products_are_the_same(name, columns):
     general = Linearization(layered.head, layered.params, layered.fisher_product, layered.scores)
     generator = th.Generator().manual_seed(2)
     X = th.randn(columns, estimates.n_params, generator=generator, dtype=th.float64).T
-    close(layered.push_forward(X), general.push_forward(X).numpy())
+    close(layered.jvp(X), general.jvp(X).numpy())
     U = th.randn(columns, *layered.head.shape, generator=generator, dtype=th.float64)
-    close(layered.pull_back(U), general.pull_back(U).numpy())
+    close(layered.vjp(U), general.vjp(U).numpy())
 
 
 @pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])
@@ -212,9 +212,9 @@ def test_frozen_parameters_of_a_plain_chain(frozen):
         linearization.head, linearization.params, linearization.fisher_product, linearization.scores
     )
     X = th.eye(sum(param.numel() for param in params), dtype=th.float64)
-    close(linearization.push_forward(X), general.push_forward(X).numpy())
+    close(linearization.jvp(X), general.jvp(X).numpy())
     U = th.randn(3, *linearization.head.shape, generator=th.Generator().manual_seed(0), dtype=th.float64)
-    close(linearization.pull_back(U), general.pull_back(U).numpy())
+    close(linearization.vjp(U), general.vjp(U).numpy())
 
 
 def test_a_layer_that_somebody_listens_to_is_left_alone():
