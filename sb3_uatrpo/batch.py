@@ -104,7 +104,9 @@ def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
             )
             setattr(twin, name, flat)
         twin.generator_ready = True
-    return [twin._get_samples(np.arange(twin.buffer_size * twin.n_envs))]
+    usual = type(rollout_buffer)._get_samples in [cls._get_samples for cls in standard]
+    # a slice saves a copy, but buffers with samples of their own may count on an array
+    return [twin._get_samples(slice(None) if usual else np.arange(twin.buffer_size * twin.n_envs))]  # type: ignore[arg-type]
 
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:

@@ -198,8 +198,8 @@ class _UncheckedGaussian(DiagGaussianDistribution):
         return self
 
 
-class _UncheckedSquashedGaussian(_UncheckedGaussian, SquashedDiagGaussianDistribution):
-    pass
+class _UncheckedSquashedGaussian(SquashedDiagGaussianDistribution):
+    proba_distribution = _UncheckedGaussian.proba_distribution  # type: ignore[assignment]
 
 
 class _UncheckedStateDependentNoise(StateDependentNoiseDistribution):

@@ -139,9 +139,7 @@ class PlainMLP:
             or {"forward_actor", "forward_critic"} & vars(extractor).keys()
             or any(type(net) is not nn.Sequential for net in (extractor.policy_net, extractor.value_net))
             or type(policy.action_dist) not in _DISTRIBUTIONS
-            or any(
-                True for _ in (*policy.pi_features_extractor.parameters(), *policy.vf_features_extractor.parameters())
-            )
+            or any(True for features in features_extractors for _ in features.parameters())
         ):
             return None
         actor = _chain([*extractor.policy_net, policy.action_net])
@@ -252,7 +250,8 @@ class ActingMLP:
         params = [*mlp.actor_params, *(param for dense in mlp.critic for param in dense.params)]
         self._params = params
         self._addresses = [param.data_ptr() for param in params]
-        self._memory = [memoryview(param.detach().numpy()).cast("B") for param in params]
+        arrays: list[Any] = [param.detach().numpy() for param in params]
+        self._memory = [memoryview(array).cast("B") for array in arrays]
         self._numbers = b"".join(self._memory)
         self._places = list(_places_of(mlp.policy))
         self._listeners = [hooks for module in mlp.policy.modules() for hooks in _hooks(module)[:2]]

@@ -70,6 +70,7 @@ class DeferredEvaluation:
         self._buffer = rollout_buffer
         self._actions: list[th.Tensor] = []
         self._unread: list[int] = []
+        self._later = th.zeros(rollout_buffer.n_envs)
 
     def add(self, step: StepEvaluation, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -81,8 +82,7 @@ class DeferredEvaluation:
             return step.find()
         self._unread.append(self._buffer.pos)
         self._actions.append(actions)
-        later = th.zeros(self._buffer.n_envs)
-        return later, later
+        return self._later, self._later
 
     def fill(self) -> None:
         """Give the buffer's steps that nobody has read their values and log-probabilities."""
@@ -114,6 +114,15 @@ def _rows(observations: Any, steps: Any, within: slice) -> Any:
         return {key: _rows(array, steps, within) for key, array in observations.items()}
     chosen = observations[steps]
     return chosen.reshape(-1, *chosen.shape[2:])[within]
+
+
+def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
+    """The local variables of a rollout, with the values and log-probabilities of the step if they are deferred."""
+    seen = RolloutLocals(local)
+    if step is not None:
+        seen.defer("values", step.values)
+        seen.defer("log_probs", step.log_probs)
+    return seen
 
 
 class DeferredRollouts(OnPolicyAlgorithm):
@@ -178,12 +187,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
 
-            found = RolloutLocals(locals())
-            if acting is not None:
-                step = StepEvaluation(acting, obs_tensor, drawn)
-                found.defer("values", step.values)
-                found.defer("log_probs", step.log_probs)
-            callback.update_locals(found)
+            step = None if acting is None else StepEvaluation(acting, obs_tensor, drawn)
+            callback.update_locals(_as_callbacks_see(locals(), step))
             if not callback.on_step():
                 evaluation.fill()
                 return False
@@ -194,14 +199,14 @@ class DeferredRollouts(OnPolicyAlgorithm):
                 actions = actions.reshape(-1, 1)
             if dones.any():
                 self._bootstrap_time_limits(rewards, dones, infos)
-            if acting is not None:
+            if step is not None:
                 values, log_probs = evaluation.add(step, drawn)
             rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
         evaluation.fill()
-        if acting is not None:
+        if step is not None:
             log_probs = step.log_probs()
         with th.no_grad():
             values = policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
@@ -217,7 +222,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
             return None
         assert self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)
-        return self._fast_path.for_rollout(self.policy, obs_as_tensor(self._last_obs, self.device))  # type: ignore[arg-type]
+        return self._fast_path.for_rollout(self.policy, obs_as_tensor(self._last_obs, self.device))
 
     def _actions_for_env(self, actions: np.ndarray) -> np.ndarray:
         """Within the bounds of the action space, as far as it has any."""

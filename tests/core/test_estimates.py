@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sb3_uatrpo import UATRPO
+from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.plain_mlp import plain_actor
 from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, env_major, make_model
 from tests.reference import (
     DoubleMultiInputPolicy,
@@ -67,10 +67,11 @@ def estimates_and_reference(name: str, n: int = 40):
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
-    with model._policy_at_rest():
-        params, n_bytes = model._find_actor_params([obs]), model._bytes_of_graph(batch[:2])
-    d = sum(param.numel() for param in params)
-    estimates = SampleEstimates(lambda part: model._linearize(batch[part], params), n, d, n_bytes)
+    actor = Actor(model.policy)
+    with actor.evaluation_mode():
+        actor.find_params(obs, n)
+    estimates = actor.estimates(batch)
+    d = actor.n_params
     samples = gradient_samples(model.policy, obs, actions, advantages)
     assert samples.shape == (n, d)
     dense = {
@@ -203,22 +204,16 @@ def test_frozen_parameters_of_a_plain_chain(frozen):
             param.requires_grad_(False)
     obs, actions, advantages = env_major(model)
     batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
-    with model._policy_at_rest():
-        params = model._find_actor_params([obs])
-        linearization = model._linearize(batch, params)
+    actor = Actor(model.policy)
+    with actor.evaluation_mode():
+        actor.find_params(obs, len(batch))
+        linearization = actor.linearize(batch)
     assert isinstance(linearization, LayeredLinearization)
-    assert len(names) > len(params)
+    assert len(names) > len(actor.params)
     general = Linearization(
         linearization.head, linearization.params, linearization.fisher_product, linearization.scores
     )
-    X = th.eye(sum(param.numel() for param in params), dtype=th.float64)
+    X = th.eye(actor.n_params, dtype=th.float64)
     close(linearization.jvp(X), general.jvp(X).numpy())
     U = th.randn(3, *linearization.head.shape, generator=th.Generator().manual_seed(0), dtype=th.float64)
     close(linearization.vjp(U), general.vjp(U).numpy())
-
-
-def test_a_layer_that_somebody_listens_to_is_left_alone():
-    model = make_model(UATRPO, "box", n_projections=8)
-    assert plain_actor(model.policy) is not None
-    model.policy.action_net.register_forward_hook(lambda module, inputs, outputs: 2.0 * outputs)
-    assert plain_actor(model.policy) is None
