@@ -353,22 +353,15 @@ class ActingMLP:
         :return: names of what differs from the policy's own beyond rounding
         """
         actions, values, log_probs = self._policy(observations, deterministic=True)
-        theirs = {
-            "the distribution's mode": actions,
-            "the values": values,
-            "the log-probabilities": log_probs,
-            "the log-probabilities of get_distribution": self._policy.get_distribution(observations).log_prob(
-                self._as_drawn(actions)
-            ),
-        }
         mode = _given(self._distribution, self._act(self._features(observations)), self._log_std).mode()
         own_values, own_log_probs = self.evaluate(observations, mode)
-        ours = dict(zip(theirs, (mode.reshape(actions.shape), own_values, own_log_probs, own_log_probs), strict=True))
-        return [name for name in theirs if not same_but_for_rounding(ours[name], theirs[name])]
-
-    def _as_drawn(self, actions: th.Tensor) -> th.Tensor:
-        """Actions without the shape of the action space, as distributions take them."""
-        return actions if isinstance(self._distribution, CategoricalDistribution) else actions.flatten(1)
+        pairs = {
+            "the distribution's mode": (mode.reshape(actions.shape), actions),
+            "the values": (own_values, values),
+            "the log-probabilities": (own_log_probs, log_probs),
+            "get_distribution": (own_log_probs, self._policy.get_distribution(observations).log_prob(mode)),
+        }
+        return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
 
 
 def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
@@ -424,8 +417,8 @@ class FastPath:
         if differences and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"The policy looks like a standard MLP, but {' and '.join(differences)} of its layers differ from what "
-                "the policy itself computes. It is served the general way, which is slower.",
+                "The policy looks like a standard MLP, but its layers alone do not give "
+                f"{' and '.join(differences)} of the policy itself. It is served the general way, which is slower.",
                 stacklevel=4,
             )
         return not differences
