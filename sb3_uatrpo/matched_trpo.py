@@ -1,4 +1,9 @@
-"""MatchedTRPO: how TRPO finds a direction and its length, everything else being UATRPO's."""
+"""
+MatchedTRPO: how TRPO finds a direction and its length, everything else being UATRPO's.
+
+The class is ``MatchedTRPO``, its file ``matched_trpo.py``, and RL Zoo's name for it ``trpo_matched``, so that it stands
+beside ``trpo`` in tables and folders.
+"""
 
 from typing import Any
 
