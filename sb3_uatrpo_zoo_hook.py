@@ -3,8 +3,8 @@ Start-up hook: RL Zoo, when it is imported, learns of UATRPO and MatchedTRPO.
 
 ``sb3_uatrpo_zoo_hook.pth``, beside this file in site-packages, imports it when Python starts, because RL Zoo has no
 plug-in mechanism. It imports nothing heavy: it puts a finder on ``sys.meta_path`` that stays idle until one of three
-modules of rl_zoo3 is imported, and then adds to them what ``sb3_uatrpo.zoo.registration`` says. It warns instead of
-raising, and ``SB3_UATRPO_NO_HOOK=1`` in the environment switches it off.
+modules of rl_zoo3 is imported, and then adds to them what ``sb3_uatrpo.zoo.registration`` says. It says what goes
+wrong instead of raising it, and ``SB3_UATRPO_NO_HOOK=1`` in the environment switches it off.
 """
 
 import os
@@ -13,25 +13,54 @@ import sys
 _MODULES = ("rl_zoo3.utils", "rl_zoo3.hyperparams_opt", "rl_zoo3.exp_manager")
 
 
+def _is_ours(finder):
+    # by name: this module may have been imported twice
+    return type(finder).__module__ == __name__
+
+
 class _Finder:
-    """Finds the three modules where Python would, and has each amended after it was executed."""
+    """Has each of the three modules amended after it was executed, whoever finds and executes it."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _MODULES:
             return None
-        from importlib.machinery import PathFinder
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            spec = None if _is_ours(finder) or find_spec is None else find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        if not hasattr(spec.loader, "exec_module"):
+            return spec
+        from copy import copy
 
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        # neither the finder's spec nor its loader, which may be that of other modules too, is touched
+        amended = copy(spec)
+        amended.loader = _Loader(spec.loader)
+        return amended
 
-            def execute_and_amend(module):
-                execute(module)
-                _amend(module)
 
-            # the loader was made for this module alone
-            spec.loader.exec_module = execute_and_amend
-        return spec
+class _Loader:
+    """Stands in for a module's loader until the module is executed."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __getattr__(self, name):
+        if name == "loader":
+            # not there yet while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def create_module(self, spec):
+        create_module = getattr(self.loader, "create_module", None)
+        return None if create_module is None else create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        _amend(module)
 
 
 def _amend(module):
@@ -40,20 +69,25 @@ def _amend(module):
 
         amend(module)
     except Exception as error:
-        import warnings
-
-        warnings.warn(
+        _say(
             f"sb3_uatrpo could not register with {module.__name__} ({type(error).__name__}: {error}); "
-            "SB3_UATRPO_NO_HOOK=1 switches this hook off",
-            stacklevel=2,
+            "SB3_UATRPO_NO_HOOK=1 switches this hook off"
         )
+
+
+def _say(what):
+    """A warning; where warnings are errors, a line, since somebody else's import must not fail for it."""
+    import warnings
+
+    try:
+        warnings.warn(what, stacklevel=3)
+    except Warning:
+        print(what, file=sys.stderr)
 
 
 def install():
     """Put the finder in place, unless it is there already or switched off."""
-    if os.environ.get("SB3_UATRPO_NO_HOOK", "") in ("", "0") and not any(
-        isinstance(finder, _Finder) for finder in sys.meta_path
-    ):
+    if os.environ.get("SB3_UATRPO_NO_HOOK", "") in ("", "0") and not any(map(_is_ours, sys.meta_path)):
         sys.meta_path.insert(0, _Finder())
 
 

@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,12 @@ import numpy as np
 import pandas as pd
 import torch as th
 from benchmark_speed import N_STEPS, one_update
-from stable_baselines3.common.buffers import RolloutBuffer
 from train_mujoco import make_env
 
 import sb3_uatrpo
-from sb3_uatrpo import UATRPO, acting, critic, trust_region_algorithm
-from sb3_uatrpo.batch import Batch
+from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.core import estimates, subspace
+from sb3_uatrpo.plain_mlp import FastPath
 
 SETTINGS: dict[str, Any] = {"n_steps": N_STEPS, "seed": 0, "device": "cpu"}
 
@@ -49,31 +48,16 @@ class Choice:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def of_the_buffer(batch: Batch, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator:
-    for samples in rollout_buffer.get(batch_size):
-        yield samples.observations, samples.returns
-
-
 CHOICES = (
     Choice(
-        "act only, judge after the rollout",
+        "act only, evaluate after the rollout",
         "SB3's collect_rollouts",
         lambda model: mock.patch.object(model, "fast_rollouts", False),
     ),
     Choice(
-        "actions from the layers alone",
-        "the policy's distribution",
-        lambda model: mock.patch.object(acting, "plain_actor", return_value=None),
-    ),
-    Choice(
-        "the actor read off a plain chain",
-        "a pass over the batch",
-        lambda model: mock.patch.object(trust_region_algorithm, "plain_actor", return_value=None),
-    ),
-    Choice(
         "products layer by layer",
         "general products",
-        lambda model: mock.patch.object(trust_region_algorithm, "layers_recorded", return_value=nullcontext([])),
+        lambda model: mock.patch.object(FastPath, "for_update", return_value=False),
     ),
     Choice(
         "256 steps at once, all in F and Σ",
@@ -90,11 +74,6 @@ CHOICES = (
         "float64 copies of 512 rows",
         "of 8,192 rows",
         lambda model: mock.patch.object(subspace, "ROWS_AT_ONCE", 8192),
-    ),
-    Choice(
-        "minibatches from the batch",
-        "the buffer's copies",
-        lambda model: mock.patch.object(critic, "_minibatches", of_the_buffer),
     ),
     Choice(
         "fused Adam",

@@ -32,12 +32,14 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from train_mujoco import make_env
 
 import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
 from sb3_uatrpo.core.estimates import SampleEstimates
+from sb3_uatrpo.plain_mlp import ActingMLP
 
 N_STEPS = 1000
 SHARED: dict[str, Any] = {"n_steps": N_STEPS, "gamma": 0.995, "gae_lambda": 0.97, "seed": 0, "device": "cpu"}
@@ -92,9 +94,11 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
     """While this lasts, the stages of one of our algorithms report to the clock."""
     places: list[tuple[Any, str, str]] = [
         (model.env, "step", "env"),
-        (model.rollout_buffer, "add", "buffer"),
+        (RolloutBuffer, "add", "buffer"),
         (model.rollout_buffer, "compute_returns_and_advantage", "buffer"),
-        (rollouts._Judgement, "fill", "policy"),
+        (ActingMLP, "sample", "policy"),
+        (ActingMLP, "is_current", "policy"),
+        (rollouts.DeferredEvaluation, "fill", "policy"),
         (SampleEstimates, "products", "products"),
         (SampleEstimates, "gradient", "products"),
         (SampleEstimates, "fisher_product", "products"),
@@ -103,13 +107,7 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
         (trust_region_algorithm.TrustRegionAlgorithm, "_search", "line search"),
         (trust_region_algorithm, "fit_values", "critic"),
     ]
-    sampler_of = rollouts.sampler_of
-    patches: list[Any] = [
-        mock.patch.object(rollouts, "sampler_of", lambda policy: clock.around("policy", sampler_of(policy)))
-    ]
-    # a buffer whose add is not its class's own would be collected by Stable-Baselines3
-    patches.append(mock.patch.object(rollouts, "can_judge_later", return_value=True))
-    patches += [
+    patches = [
         mock.patch.object(owner, name, clock.around(stage, getattr(owner, name))) for owner, name, stage in places
     ]
     for patch in patches:

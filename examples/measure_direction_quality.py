@@ -41,9 +41,11 @@ from train_mujoco import make_env
 
 import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.actor import Actor
+from sb3_uatrpo.actor_update import PolicyEstimates
 from sb3_uatrpo.batch import count_trajectories, rollout_batch
-from sb3_uatrpo.core.estimates import SampleEstimates, parts_of
-from sb3_uatrpo.trust_region_algorithm import PolicyEstimates, TrustRegionAlgorithm
+from sb3_uatrpo.core.estimates import SampleEstimates
+from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 CLASSES: dict[str, type[UATRPO] | type[MatchedTRPO]] = {"UATRPO": UATRPO, "MatchedTRPO": MatchedTRPO}
 SHRUNK = {"target_kl": 0.01, "step_length_samples": "batch"}
@@ -72,11 +74,10 @@ FISHER_ROLLOUTS = 8
 def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
     """ĝ, F̂ and Σ̂ of the rollout that the model's buffer holds."""
     batch = rollout_batch(model.rollout_buffer, model.normalize_advantage)
-    with model._policy_at_rest():
-        bytes_per_step = model._bytes_of_graph(batch[:2])
-        parts = parts_of(len(batch), bytes_per_step)
-        params = model._find_actor_params(batch[part].observations for part in parts)
-        return model._estimate(batch, count_trajectories(model.rollout_buffer), params, bytes_per_step)
+    actor = Actor(model.policy)
+    with actor.evaluation_mode():
+        actor.find_params(batch.observations, len(batch))
+        return model._estimate(actor, batch, count_trajectories(model.rollout_buffer))
 
 
 class Collector:
@@ -140,7 +141,6 @@ class Candidates(BaseCallback):
             leader = leaders[model.n_projections, model.ema_beta, model.sub_sampling_factor]
             if model is not leader:
                 model.sketch.load_state_dict(leader.sketch.state_dict())
-                model._sketched_params = leader._sketched_params
         return {
             name: {key: value.clone() for key, value in model.sketch.state_dict().items()}
             for name, model in self.sketched().items()

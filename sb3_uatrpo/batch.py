@@ -1,12 +1,13 @@
 """Rollout buffer → batch: one rollout as tensors, in time order."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import TensorDict
 
 
@@ -30,11 +31,7 @@ class Batch:
         return len(self.advantages)
 
     def __getitem__(self, steps: slice | th.Tensor) -> "Batch":
-        observations = (
-            {key: value[steps] for key, value in self.observations.items()}
-            if isinstance(self.observations, dict)
-            else self.observations[steps]
-        )
+        observations = rows_of(self.observations, steps)
         return Batch(observations, self.actions[steps], self.advantages[steps], self.returns[steps])
 
     def subsample(self, factor: int) -> "Batch":
@@ -47,27 +44,69 @@ class Batch:
         return self[:: max(1, min(factor, len(self) // 2))]
 
 
+def rows_of(observations: th.Tensor | TensorDict, rows: slice | th.Tensor) -> Any:
+    """
+    :param observations: shape ``(n, ...)``, or a dict of such
+    :param rows: which of them
+    :return: these rows, in the same form
+    """
+    if isinstance(observations, dict):
+        return {key: value[rows] for key, value in observations.items()}
+    return observations[rows]
+
+
 def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> Batch:
     """
     The whole rollout as one batch.
 
-    :param rollout_buffer: a full buffer, flattened already or not; it is not changed
+    :param rollout_buffer: a full buffer, flattened already or not. If its class brings its own ``get``, the batch is
+        what one call of it gives, in its order.
     :param normalize_advantage: standardise the advantages over the batch
     :return: the batch, of n = n_steps·n_envs steps
+    :raises AssertionError: if the buffer is not full, as Stable-Baselines3's buffers raise it
     :raises FloatingPointError: if an observation, reward, advantage or return is NaN or infinite
     """
+    assert rollout_buffer.full, (
+        f"the rollout buffer holds {rollout_buffer.pos} of {rollout_buffer.buffer_size} steps: an update needs all"
+    )
     _check_finite(rollout_buffer)
-    advantages = _flat(rollout_buffer, "advantages", rollout_buffer.to_torch).flatten()
+    pieces = list(_samples(rollout_buffer))
+    advantages = th.cat([samples.advantages.flatten() for samples in pieces])
     if normalize_advantage:
         # In float64, so that equal advantages give zeros and not magnified rounding errors; the constant is SB3's
         exact = advantages.double()
         advantages = ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantages.dtype)
-    # a float copy of the actions, as the buffer's own samples have it
-    actions = _flat(
-        rollout_buffer, "actions", lambda array: rollout_buffer.to_torch(array.astype(np.float32, copy=False))
+    observations = [samples.observations for samples in pieces]
+    return Batch(
+        {key: th.cat([part[key] for part in observations]) for key in observations[0]}
+        if isinstance(observations[0], dict)
+        else th.cat(observations),
+        th.cat([samples.actions for samples in pieces]),
+        advantages,
+        th.cat([samples.returns.flatten() for samples in pieces]),
     )
-    returns = _flat(rollout_buffer, "returns", rollout_buffer.to_torch).flatten()
-    return Batch(_flat(rollout_buffer, "observations", rollout_buffer.to_torch), actions, advantages, returns)
+
+
+def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
+    """All steps as the buffer gives them: in its own order if it has one, otherwise env after env in time order."""
+    standard = (RolloutBuffer, DictRolloutBuffer)
+    if type(rollout_buffer).get not in [cls.get for cls in standard] or "get" in vars(rollout_buffer):
+        return rollout_buffer.get(None)
+    # get() flattens in place at its first call, and draws an order; here a copy is flattened, and none is drawn
+    twin = copy.copy(rollout_buffer)
+    if not rollout_buffer.generator_ready:
+        for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
+            value = getattr(rollout_buffer, name)
+            flat = (
+                {key: twin.swap_and_flatten(array) for key, array in value.items()}
+                if isinstance(value, dict)
+                else twin.swap_and_flatten(value)
+            )
+            setattr(twin, name, flat)
+        twin.generator_ready = True
+    usual = type(rollout_buffer)._get_samples in [cls._get_samples for cls in standard]
+    # a slice saves a copy, but buffers with samples of their own may count on an array
+    return [twin._get_samples(slice(None) if usual else np.arange(twin.buffer_size * twin.n_envs))]  # type: ignore[arg-type]
 
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
@@ -83,17 +122,6 @@ def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
     """
     started = np.count_nonzero(rollout_buffer.episode_starts, axis=0)
     return int(np.maximum(started, 1).sum())
-
-
-def _flat(rollout_buffer: RolloutBuffer, name: str, convert: Callable[[np.ndarray], th.Tensor]) -> Any:
-    """A buffer's array, or each of a dict of arrays, env-major as ``RolloutBuffer.get`` flattens it, and converted."""
-
-    def flatten(array: np.ndarray) -> th.Tensor:
-        # get() flattens in place at its first call; episode_starts and rewards stay as they were
-        return convert(array if rollout_buffer.generator_ready else rollout_buffer.swap_and_flatten(array))
-
-    value = getattr(rollout_buffer, name)
-    return {key: flatten(array) for key, array in value.items()} if isinstance(value, dict) else flatten(value)
 
 
 def _check_finite(rollout_buffer: RolloutBuffer) -> None:

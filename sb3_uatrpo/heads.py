@@ -10,6 +10,7 @@ To support a further distribution, write its head and name it in ``_HEADS``; ``t
 with ``tests/reference.py``.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from stable_baselines3.common.distributions import (
     StateDependentNoiseDistribution,
     TanhBijector,
 )
+from torch.distributions import Bernoulli, Categorical, Normal
 from torch.nn import functional as F
 
 
@@ -188,3 +190,67 @@ def head_of(distribution: Any) -> Head:
             f"accepted are {', '.join(known.__name__ for known in _HEADS)}"
         )
     return _HEADS[kind](distribution)
+
+
+class _UncheckedGaussian(DiagGaussianDistribution):
+    def proba_distribution(self, mean_actions: th.Tensor, log_std: th.Tensor) -> "_UncheckedGaussian":
+        self.distribution = Normal(mean_actions, th.ones_like(mean_actions) * log_std.exp(), validate_args=False)
+        return self
+
+
+class _UncheckedSquashedGaussian(SquashedDiagGaussianDistribution):
+    proba_distribution = _UncheckedGaussian.proba_distribution  # type: ignore[assignment]
+
+
+class _UncheckedStateDependentNoise(StateDependentNoiseDistribution):
+    def proba_distribution(
+        self, mean_actions: th.Tensor, log_std: th.Tensor, latent_sde: th.Tensor
+    ) -> "_UncheckedStateDependentNoise":
+        self._latent_sde = latent_sde if self.learn_features else latent_sde.detach()
+        variance = self._latent_sde.square() @ self.get_std(log_std).square()
+        self.distribution = Normal(mean_actions, (variance + self.epsilon).sqrt(), validate_args=False)
+        return self
+
+
+class _UncheckedCategorical(CategoricalDistribution):
+    def proba_distribution(self, action_logits: th.Tensor) -> "_UncheckedCategorical":
+        self.distribution = Categorical(logits=action_logits, validate_args=False)
+        return self
+
+
+class _UncheckedMultiCategorical(MultiCategoricalDistribution):
+    def proba_distribution(self, action_logits: th.Tensor) -> "_UncheckedMultiCategorical":
+        parts = action_logits.split([int(size) for size in self.action_dims], dim=1)
+        self.distribution = [Categorical(logits=part, validate_args=False) for part in parts]
+        return self
+
+
+class _UncheckedBernoulli(BernoulliDistribution):
+    def proba_distribution(self, action_logits: th.Tensor) -> "_UncheckedBernoulli":
+        self.distribution = Bernoulli(logits=action_logits, validate_args=False)
+        return self
+
+
+_UNCHECKED: dict[type[Distribution], type[Distribution]] = {
+    DiagGaussianDistribution: _UncheckedGaussian,
+    SquashedDiagGaussianDistribution: _UncheckedSquashedGaussian,
+    StateDependentNoiseDistribution: _UncheckedStateDependentNoise,
+    CategoricalDistribution: _UncheckedCategorical,
+    MultiCategoricalDistribution: _UncheckedMultiCategorical,
+    BernoulliDistribution: _UncheckedBernoulli,
+}
+
+
+def unchecked(distribution: Any) -> Any:
+    """
+    A twin of a distribution that takes parameters which are not finite, instead of raising an error.
+
+    A step of the line search may lead to such parameters. It is rejected for its KL divergence then. torch can switch
+    its checks off for the whole process only, other threads included.
+
+    :param distribution: one of those that ``head_of`` accepts; it is not changed
+    :return: the twin
+    """
+    twin = copy.copy(distribution)
+    twin.__class__ = _UNCHECKED[type(distribution)]
+    return twin

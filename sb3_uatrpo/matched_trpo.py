@@ -1,4 +1,9 @@
-"""MatchedTRPO: how TRPO finds a direction and its length, everything else being UATRPO's."""
+"""
+MatchedTRPO: how TRPO finds a direction and its length, everything else being UATRPO's.
+
+The class is ``MatchedTRPO``, its file ``matched_trpo.py``, and RL Zoo's name for it ``trpo_matched``, so that it stands
+beside ``trpo`` in tables and folders.
+"""
 
 from typing import Any
 
@@ -7,10 +12,11 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
 from sb3_uatrpo.arguments import check_integer, check_real
 from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
 from sb3_uatrpo.core.step_length import step_length
-from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
+from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 
 class MatchedTRPO(TrustRegionAlgorithm):

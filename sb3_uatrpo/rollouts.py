@@ -1,6 +1,5 @@
 """Environment → rollout buffer: the policy only acts at each step; values and log-probabilities come after, at once."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,157 +8,142 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_uatrpo.acting import sampler_of
+from sb3_uatrpo.plain_mlp import ActingMLP, FastPath
+from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 
-#: Observations judged at once after a rollout.
+#: Steps are evaluated so many at once, or fewer if their features and activations would take more bytes.
 ROWS_AT_ONCE = 512
-
-#: A policy that changes one of these may do more in ``forward`` than what is repeated after the rollout.
-_POLICY_METHODS = (
-    "__call__",
-    "forward",
-    "get_distribution",
-    "evaluate_actions",
-    "predict_values",
-    "extract_features",
-    "_get_action_dist_from_latent",
-)
+EVALUATION_BYTES = 16 * 2**20
 
 
-class DeferredTensor(th.Tensor):
+class StepEvaluation:
     """
-    A tensor that is computed when somebody looks at it: any operation of torch or NumPy on it gets the true numbers.
+    Value and log-probability of one step of all environments, found when somebody reads one of them.
 
-    :param look_up: returns the numbers
+    :param acting: what acted
+    :param observations: of the step
+    :param actions: as they were drawn
     """
 
-    _look_up: Callable[[], th.Tensor]
+    __slots__ = ("_acting", "_actions", "_found", "_observations")
 
-    @staticmethod
-    def __new__(cls, look_up: Callable[[], th.Tensor]) -> "DeferredTensor":
-        deferred = th.Tensor._make_subclass(cls, _EMPTY)
-        deferred._look_up = look_up
-        return deferred
+    def __init__(self, acting: ActingMLP, observations: Any, actions: th.Tensor) -> None:
+        self._acting, self._observations, self._actions = acting, observations, actions
+        self._found: tuple[th.Tensor, th.Tensor] | None = None
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def true(value: Any) -> Any:
-            return value._look_up() if isinstance(value, DeferredTensor) else value
+    @property
+    def was_read(self) -> bool:
+        return self._found is not None
 
-        args, kwargs = th.utils._pytree.tree_map(true, (args, kwargs or {}))
-        return func(*args, **kwargs)
+    def find(self) -> tuple[th.Tensor, th.Tensor]:
+        """
+        :return: values, shape ``(n_envs, 1)``, and log-probabilities, shape ``(n_envs,)``; the same ones at each call
+        """
+        if self._found is None:
+            with th.no_grad():
+                self._found = self._acting.evaluate(self._observations, self._actions)
+        return self._found
+
+    def values(self) -> th.Tensor:
+        return self.find()[0]
+
+    def log_probs(self) -> th.Tensor:
+        return self.find()[1]
 
 
-_EMPTY = th.empty(0)
-
-
-class _Judgement:
+class DeferredEvaluation:
     """
-    Values and log-probabilities of the steps of one rollout, found when the rollout ends, or earlier for a callback.
+    Values and log-probabilities of a rollout's steps, found together.
 
-    :param policy: the policy that acts
+    Those that a callback has read are already in the buffer, since it may have written into them, and stay there.
+
+    :param acting: what acts
+    :param rollout_buffer: where the steps are kept
     """
 
-    def __init__(self, policy: ActorCriticPolicy) -> None:
-        self._policy = policy
-        self._values: th.Tensor | None = None
-        self._log_probs: th.Tensor | None = None
+    def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
+        self._acting = acting
+        self._buffer = rollout_buffer
         self._actions: list[th.Tensor] = []
+        self._unread: list[int] = []
+        self._later = th.zeros(rollout_buffer.n_envs)
 
-    def defer(self, observations: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def add(self, step: StepEvaluation, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
-        :param observations: of this step, of all environments
-        :param actions: of this step, as the policy drew them
-        :return: the step's values, shape ``(n_envs, 1)``, and log-probabilities, shape ``(n_envs,)``
+        :param step: the step that goes into the buffer next
+        :param actions: as they were drawn
+        :return: what the buffer takes for its values and log-probabilities
         """
-        step = len(self._actions)
+        if step.was_read:
+            return step.find()
+        self._unread.append(self._buffer.pos)
         self._actions.append(actions)
+        return self._later, self._later
 
-        def values() -> th.Tensor:
-            # The policy of a rollout that is over may have moved since
-            return self._judge(observations, actions)[0] if self._values is None else self._values[step]
-
-        def log_probs() -> th.Tensor:
-            return self._judge(observations, actions)[1] if self._log_probs is None else self._log_probs[step]
-
-        return DeferredTensor(values), DeferredTensor(log_probs)
-
-    def _judge(self, observations: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        with th.no_grad():
-            values, log_probs, _ = self._policy.evaluate_actions(observations, actions)
-        return values, log_probs
-
-    def fill(self, rollout_buffer: RolloutBuffer) -> None:
-        """
-        Give the buffer's steps their values and log-probabilities.
-
-        :param rollout_buffer: holds the observations of as many steps as ``pos`` says
-        """
-        n_steps, n_envs = rollout_buffer.pos, rollout_buffer.n_envs
-        if n_steps == 0:
+    def fill(self) -> None:
+        """Give the buffer's steps that nobody has read their values and log-probabilities."""
+        buffer, n_envs, unread = self._buffer, self._buffer.n_envs, self._unread
+        at_once = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
+        if not unread:
             return
-        actions = th.cat(self._actions[:n_steps])
-        pieces = []
-        for start in range(0, len(actions), ROWS_AT_ONCE):
-            rows = slice(start, min(start + ROWS_AT_ONCE, len(actions)))
-            pieces.append(self._judge(_rows(rollout_buffer.observations, rows, n_envs, self._policy), actions[rows]))
-        values, log_probs = (th.cat(tensors) for tensors in zip(*pieces, strict=True))
-        rollout_buffer.values[:n_steps] = values.cpu().numpy().reshape(n_steps, n_envs)
-        rollout_buffer.log_probs[:n_steps] = log_probs.cpu().numpy().reshape(n_steps, n_envs)
-        if len(self._actions) == n_steps:
-            self._values = values.reshape(n_steps, n_envs, 1)
-            self._log_probs = log_probs.reshape(n_steps, n_envs)
+        actions = th.cat(self._actions)
+        values, log_probs = np.empty((2, len(unread) * n_envs), np.float32)
+        # all of them, as is usual, need no copy
+        whole = len(unread) == unread[-1] + 1
+        for start in range(0, len(actions), at_once):
+            rows = slice(start, min(start + at_once, len(actions)))
+            steps = slice(rows.start // n_envs, -(-rows.stop // n_envs))
+            chosen = steps if whole else unread[steps]
+            within = slice(rows.start - steps.start * n_envs, rows.stop - steps.start * n_envs)
+            observations = obs_as_tensor(_rows(buffer.observations, chosen, within), actions.device)
+            with th.no_grad():
+                found = self._acting.evaluate(observations, actions[rows])
+            values[rows], log_probs[rows] = found[0].numpy().flatten(), found[1].numpy()
+        buffer.values[unread] = values.reshape(-1, n_envs)
+        buffer.log_probs[unread] = log_probs.reshape(-1, n_envs)
+        self._actions, self._unread = [], []
 
 
-def _rows(observations: Any, rows: slice, n_envs: int, policy: ActorCriticPolicy) -> Any:
-    """Some rows of a buffer's observations, step after step, as the policy takes them."""
-
-    def some(array: np.ndarray) -> np.ndarray:
-        return array.reshape(len(array) * n_envs, *array.shape[2:])[rows]
-
-    chosen = (
-        {key: some(array) for key, array in observations.items()}
-        if isinstance(observations, dict)
-        else some(observations)
-    )
-    return obs_as_tensor(chosen, policy.device)
+def _rows(observations: Any, steps: Any, within: slice) -> Any:
+    """Rows of some steps of a buffer's observations, step after step, as the policy takes them."""
+    if isinstance(observations, dict):
+        return {key: _rows(array, steps, within) for key, array in observations.items()}
+    chosen = observations[steps]
+    return chosen.reshape(-1, *chosen.shape[2:])[within]
 
 
-def can_judge_later(policy: ActorCriticPolicy, rollout_buffer: RolloutBuffer) -> bool:
-    """
-    Whether acting first and judging later gives what Stable-Baselines3's rollouts give.
-
-    :param policy: not if its class, or the object, brings its own version of a method that both ways call, or hooks
-    :param rollout_buffer: not if it brings its own ``add``, which may look at the values
-    """
-    return (
-        all(
-            getattr(type(policy), name) is getattr(ActorCriticPolicy, name) and name not in vars(policy)
-            for name in _POLICY_METHODS
-        )
-        and not (policy._forward_hooks or policy._forward_pre_hooks)
-        and type(rollout_buffer).add in (RolloutBuffer.add, DictRolloutBuffer.add)
-    )
+def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
+    """The local variables of a rollout, with the values and log-probabilities of the step if they are deferred."""
+    seen = RolloutLocals(local)
+    if step is not None:
+        seen.defer("values", step.values)
+        seen.defer("log_probs", step.log_probs)
+    return seen
 
 
 class DeferredRollouts(OnPolicyAlgorithm):
     """
-    On-policy base whose rollouts judge the visited states together, after the last of them.
+    On-policy base whose rollouts evaluate the visited states together, after the last of them.
 
     The buffer holds what Stable-Baselines3's own ``collect_rollouts`` leaves there: the same states, actions and
     rewards, since actions are drawn by the same operations from the same random stream, and values and
     log-probabilities equal to float rounding, since they come from larger batches. Callbacks that read ``values`` or
-    ``log_probs`` from their locals get the true numbers, computed when read.
+    ``log_probs`` from their locals get the tensors themselves, found for them.
 
-    Not deferred, but collected by Stable-Baselines3 itself: policies that override what acting or judging calls,
-    and buffers that override ``add``. During a rollout the buffer's own ``values`` and ``log_probs`` are still zero.
+    This is done for standard MLP policies and buffers with the usual ``add``. All others are collected by
+    Stable-Baselines3 itself, and so is the rest of a rollout in which somebody changes the policy. During a rollout
+    the buffer's own ``values`` and ``log_probs`` are still zero.
     """
 
     fast_rollouts: bool
+    _fast_path: FastPath
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        return CallbacksWithRolloutLocals(super()._init_callback(callback, progress_bar))
 
     def collect_rollouts(
         self,
@@ -177,47 +161,53 @@ class DeferredRollouts(OnPolicyAlgorithm):
         :param n_rollout_steps: Number of experiences to collect per environment
         :return: False if the callback ended the rollout early
         """
-        if not (self.fast_rollouts and can_judge_later(self.policy, rollout_buffer)):
+        acting = self._who_acts(rollout_buffer)
+        if acting is None:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        assert self._last_obs is not None, "No previous observation was provided"
         policy = self.policy
-        policy.set_training_mode(False)
         rollout_buffer.reset()
-        if self.use_sde:
-            policy.reset_noise(env.num_envs)
         callback.on_rollout_start()
 
-        sample = sampler_of(policy)
-        judgement = _Judgement(policy)
-        later = th.zeros(env.num_envs)
+        evaluation = DeferredEvaluation(acting, rollout_buffer)
         # The names of these variables are what callbacks look for
         n_steps = 0
         while n_steps < n_rollout_steps:
-            if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
-                policy.reset_noise(env.num_envs)
             obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+            if acting is not None and not acting.is_current():
+                # what was done is evaluated by the policy that did it; from here on the new one does all itself
+                evaluation.fill()
+                acting = None
             with th.no_grad():
-                drawn = sample(obs_tensor)
-            values, log_probs = judgement.defer(obs_tensor, drawn)
+                if acting is None:
+                    drawn, values, log_probs = policy(obs_tensor)
+                else:
+                    drawn = acting.sample(obs_tensor)
             actions = drawn.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
             clipped_actions = self._actions_for_env(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
 
-            callback.update_locals(locals())
+            step = None if acting is None else StepEvaluation(acting, obs_tensor, drawn)
+            callback.update_locals(_as_callbacks_see(locals(), step))
             if not callback.on_step():
-                judgement.fill(rollout_buffer)
+                evaluation.fill()
                 return False
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
+            if isinstance(self.action_space, spaces.Discrete):
+                actions = actions.reshape(-1, 1)
             if dones.any():
                 self._bootstrap_time_limits(rewards, dones, infos)
-            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, later, later)  # type: ignore[arg-type]
+            if step is not None:
+                values, log_probs = evaluation.add(step, drawn)
+            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
-        judgement.fill(rollout_buffer)
+        evaluation.fill()
+        if step is not None:
+            log_probs = step.log_probs()
         with th.no_grad():
             values = policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
@@ -225,12 +215,19 @@ class DeferredRollouts(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
+    def _who_acts(self, rollout_buffer: RolloutBuffer) -> ActingMLP | None:
+        """What acts in the place of the policy, or None if the policy has to."""
+        usual = (RolloutBuffer.add, DictRolloutBuffer.add)
+        if not self.fast_rollouts or type(rollout_buffer).add not in usual or "add" in vars(rollout_buffer):
+            return None
+        assert self._last_obs is not None, "No previous observation was provided"
+        self.policy.set_training_mode(False)
+        return self._fast_path.for_rollout(self.policy, obs_as_tensor(self._last_obs, self.device))
+
     def _actions_for_env(self, actions: np.ndarray) -> np.ndarray:
         """Within the bounds of the action space, as far as it has any."""
         if not isinstance(self.action_space, spaces.Box):
             return actions
-        if self.policy.squash_output:
-            return self.policy.unscale_action(actions)
         return np.clip(actions, self.action_space.low, self.action_space.high)
 
     def _bootstrap_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:

@@ -10,12 +10,13 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
 from sb3_uatrpo.arguments import check_choice, check_integer, check_real
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
-from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
+from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 SampleUnit = Literal["trajectory", "step"]
 StepLengthSamples = Literal["subsample", "batch"]
@@ -149,8 +150,6 @@ class UATRPO(TrustRegionAlgorithm):
         self.shrinkage = shrinkage
         self.target_kl = target_kl
         self.sketch_memory_limit = sketch_memory_limit
-        # what the coordinates of the sketch stand for, once there is one; saved with the model
-        self._sketched_params: list[str] | None = None
         super().__init__(
             policy,
             env,
@@ -202,7 +201,7 @@ class UATRPO(TrustRegionAlgorithm):
         else:
             # not the seed itself: Ω would repeat the numbers that initialised the policy
             seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
-        n_params = self._count_actor_params()
+        n_params = self._new_actor().n_params
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype)
         n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
@@ -230,13 +229,6 @@ class UATRPO(TrustRegionAlgorithm):
         fitting = self.sketch_memory_limit // max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
         return max(1, min(self.n_projections, fitting))
 
-    def _fit_sketch(self, param_names: list[str], n_params: int) -> None:
-        """Restart the sketch if it was kept for other parameters or another m: its averages mean nothing for these."""
-        shape = (n_params, self._projections_that_fit(n_params, self.sketch.dtype))
-        if shape != self.sketch.shape or self._sketched_params not in (None, param_names):
-            self.sketch.resize(*shape)
-        self._sketched_params = param_names
-
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
         return [*state_dicts, "sketch"], variables
@@ -244,7 +236,7 @@ class UATRPO(TrustRegionAlgorithm):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         gradient = estimates.gradient
         sketch = self.sketch
-        self._fit_sketch(estimates.param_names, len(gradient))
+        sketch.fit(estimates.layout, self._projections_that_fit(len(gradient), sketch.dtype), self.ema_beta)
         sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
@@ -252,7 +244,7 @@ class UATRPO(TrustRegionAlgorithm):
         extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])  # isfinite would copy both
         if not bool(extremes.isfinite().all()):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
-        statistic = sketch.advance(fisher, covariance, self._coefficient(estimates))
+        statistic = sketch.update(fisher, covariance, self._coefficient(estimates))
         found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver, self.shrinkage)
         return Direction(
             found.vector, {**diagnostics, "subspace_rank": found.rank}, isotropic_curvature=found.isotropic_curvature

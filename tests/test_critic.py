@@ -9,7 +9,6 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch.nn import functional as F
 
 from sb3_uatrpo import UATRPO
-from sb3_uatrpo.batch import rollout_batch
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import DICT, SmallCombined, collect, make_model
 
@@ -33,9 +32,8 @@ def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list
                 policy.optimizer.step()
                 losses.append(loss.item())
     else:
-        batch = rollout_batch(buffer, True)
         params = tuple(param for param in policy.parameters() if id(param) in actor)
-        losses = fit_values(policy, batch, buffer, model.batch_size, epochs, params)
+        losses = fit_values(policy, buffer, model.batch_size, epochs, params)
     return [param.detach().numpy().copy() for param in policy.parameters()], losses, policy.optimizer.state_dict()
 
 
@@ -96,8 +94,5 @@ def test_a_critic_without_parameters_of_its_own():
     collect(model)
     everything = tuple(model.policy.parameters())
     before = [param.detach().clone() for param in everything]
-    assert (
-        fit_values(model.policy, rollout_batch(model.rollout_buffer, True), model.rollout_buffer, 16, 2, everything)
-        == []
-    )
+    assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything) == []
     assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))

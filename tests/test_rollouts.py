@@ -1,7 +1,4 @@
-"""Rollouts that judge afterwards, beside Stable-Baselines3's own."""
-
-import copy
-import pickle
+"""Rollouts that evaluate afterwards, beside Stable-Baselines3's own."""
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActor
 from torch import nn
 
 from sb3_uatrpo import UATRPO
-from sb3_uatrpo.rollouts import DeferredTensor, can_judge_later
+from sb3_uatrpo import rollouts as module
 from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, make_model
 
 SQUASHED = {"net_arch": [4], "squash_output": True}
@@ -36,6 +33,8 @@ CASES = {
         "policy_kwargs": {"net_arch": [3], "features_extractor_class": SmallCombined},
     },
 }
+#: collected by Stable-Baselines3 itself
+GENERAL = ("gsde", "gsde_squashed", "image", "dict")
 ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
 
@@ -52,14 +51,14 @@ class Watch(BaseCallback):
         return len(self.seen) != self.stop_at
 
 
-def rollout(fast: bool, n_envs: int = 3, stop_at: int | None = None, cls=UATRPO, **kwargs):
+def rollout(fast: bool, n_envs: int = 3, stop_at: int | None = None, cls=UATRPO, watched: bool = True, **kwargs):
     """A model after one rollout, and what a callback saw of it."""
-    kwargs = {"policy": "MlpPolicy", **kwargs}
-    model = make_model(cls, n_envs=n_envs, double=False, n_projections=4, fast_rollouts=fast, **kwargs)
+    kwargs = {"policy": "MlpPolicy", "fast_rollouts": fast, **kwargs}
+    model = make_model(cls, n_envs=n_envs, double=False, n_projections=4, **kwargs)
     model._setup_learn(10**9)
     watch = Watch(stop_at)
-    callback = CallbackList([watch])
-    callback.init_callback(model)
+    callback = model._init_callback([watch] if watched else [])
+    callback.on_training_start({}, {})
     th.manual_seed(3)
     for env in model.env.envs:
         env.reset(seed=1)
@@ -86,7 +85,7 @@ def test_the_buffer_is_that_of_stable_baselines3(case, n_envs):
     model, _ = rollout(True, n_envs, **CASES[case])
     after_ours = th.get_rng_state()
     reference, _ = rollout(False, n_envs, **CASES[case])
-    assert can_judge_later(model.policy, model.rollout_buffer)
+    assert (model._who_acts(model.rollout_buffer) is not None) == (case not in GENERAL)
     assert_same_buffers(model.rollout_buffer, reference.rollout_buffer)
     # the same draws in the same number, and the same episodes ended or cut off
     assert th.equal(after_ours, th.get_rng_state())
@@ -95,15 +94,15 @@ def test_the_buffer_is_that_of_stable_baselines3(case, n_envs):
     assert reference.rollout_buffer.episode_starts.sum() > n_envs
 
 
-@pytest.mark.parametrize("case", ["box", "discrete", "gsde", "dict", "image"])
+@pytest.mark.parametrize("case", ["box", "discrete", "multi_binary", "discrete_observations", "gsde", "dict", "image"])
 def test_callbacks_see_the_true_numbers(case):
     model, seen = rollout(True, **CASES[case])
     _, theirs = rollout(False, **CASES[case])
     values, log_probs = model.rollout_buffer.values.copy(), model.rollout_buffer.log_probs.copy()
     assert len(seen) == len(theirs) == model.n_steps
-    model.train()  # numbers of the policy that acted, also when they are read after it moved
+    model.train()
     for step, (ours, others) in enumerate(zip(seen, theirs, strict=True)):
-        assert isinstance(ours["values"], DeferredTensor)
+        assert type(ours["values"]) is type(ours["log_probs"]) is th.Tensor
         assert ours["values"].shape == others["values"].shape
         assert ours["log_probs"].shape == others["log_probs"].shape
         np.testing.assert_array_equal(ours["values"].flatten().numpy(), values[step])
@@ -111,6 +110,59 @@ def test_callbacks_see_the_true_numbers(case):
         np.testing.assert_allclose(ours["values"].numpy(), others["values"].numpy(), rtol=2e-5, atol=2e-5)
         np.testing.assert_array_equal(ours["actions"].reshape(others["actions"].shape), others["actions"])
         np.testing.assert_array_equal(ours["clipped_actions"], others["clipped_actions"])
+
+
+class KeepsLocals(BaseCallback):
+    """Keeps the locals of each step, to be read after the rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def update_locals(self, locals_):
+        super().update_locals(locals_)
+        self.kept.append(locals_)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("case", ["box", "discrete"])
+def test_what_is_read_after_the_policy_moved_is_of_the_policy_that_acted(case):
+    model = make_model(UATRPO, n_envs=2, double=False, policy="MlpPolicy", n_projections=4, **CASES[case])
+    keeps = KeepsLocals()
+    model.learn(model.n_steps, callback=keeps)
+    # the update has flattened the buffer, env after env
+    values, log_probs = (
+        array.reshape(2, model.n_steps).T for array in (model.rollout_buffer.values, model.rollout_buffer.log_probs)
+    )
+    for step, found in enumerate(keeps.kept[:-1]):
+        np.testing.assert_allclose(found["values"].flatten().numpy(), values[step], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(found["log_probs"].numpy(), log_probs[step], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 7])
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_how_many_rows_are_evaluated_at_once_does_not_matter(rows, n_envs, monkeypatch):
+    whole, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
+    cut, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
+    assert_same_buffers(cut.rollout_buffer, whole.rollout_buffer)
+
+
+def test_steps_that_were_read_stay_and_the_others_are_evaluated():
+    kept = []
+    for fast in (True, False):
+        model = make_model(UATRPO, "box", n_envs=3, double=False, n_projections=4, fast_rollouts=fast)
+        th.manual_seed(0)
+
+        def every_third(locals_, globals_):
+            return locals_["n_steps"] % 3 or locals_["values"].add_(1.0).numel()
+
+        model.train = lambda: None
+        model.learn(model.n_steps, callback=every_third)
+        kept.append(model.rollout_buffer)
+    assert_same_buffers(*kept)
 
 
 class ReadAtOnce(BaseCallback):
@@ -136,29 +188,6 @@ def test_a_callback_may_read_at_every_step(case):
         kept.append((np.array(reader.values), np.array(reader.log_probs), model.rollout_buffer.actions))
     for ours, others in zip(*kept, strict=True):
         np.testing.assert_allclose(ours, others, rtol=1e-4, atol=1e-4)
-
-
-def test_a_deferred_tensor_is_a_tensor():
-    calls = []
-
-    def look_up():
-        calls.append(1)
-        return th.tensor([[1.0], [2.0]])
-
-    deferred = DeferredTensor(look_up)
-    assert not calls
-    assert isinstance(deferred, th.Tensor)
-    assert deferred.shape == (2, 1)
-    assert (deferred + 1).tolist() == [[2.0], [3.0]]
-    assert type(deferred + 1) is th.Tensor
-    assert deferred.mean().item() == 1.5
-    assert float(deferred[1]) == 2.0
-    assert np.array_equal(np.asarray(deferred), [[1.0], [2.0]])
-    assert th.cat([deferred, deferred]).shape == (4, 1)
-    assert repr(deferred) == repr(look_up())
-    for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
-        assert type(copied) is th.Tensor
-        assert copied.tolist() == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize("stop_at", [1, 7])
@@ -192,35 +221,19 @@ class OwnAdd(RolloutBuffer):
 
 
 def test_what_is_not_standard_is_left_to_stable_baselines3():
-    model, seen = rollout(True, action_space="box", policy=OwnForward)
+    model, _ = rollout(True, action_space="box", policy=OwnForward)
     assert OwnForward.calls == model.n_steps
-    assert not isinstance(seen[0]["values"], DeferredTensor)
-    model, seen = rollout(False, action_space="box")
-    assert not isinstance(seen[0]["values"], DeferredTensor)
     for changed in (
         {"policy": OwnValues},
         {"rollout_buffer_class": OwnAdd},
+        {"fast_rollouts": False},
     ):
-        model, seen = rollout(True, action_space="box", **changed)
-        assert not can_judge_later(model.policy, model.rollout_buffer)
-        assert not isinstance(seen[0]["values"], DeferredTensor)
-    hooked, _ = rollout(True, action_space="box")
-    hooked.policy.register_forward_hook(lambda *args: None)
-    assert not can_judge_later(hooked.policy, hooked.rollout_buffer)
+        model, _ = rollout(**{"fast": True, "action_space": "box", **changed})
+        assert model._who_acts(model.rollout_buffer) is None
     patched, _ = rollout(True, action_space="box")
-    patched.policy.predict_values = patched.policy.predict_values
-    assert not can_judge_later(patched.policy, patched.rollout_buffer)
-
-
-def test_a_hook_within_the_network_is_called():
-    model = make_model(UATRPO, "box", double=False, policy="MlpPolicy", n_projections=4)
-    calls = []
-    model.policy.action_net.register_forward_hook(lambda *args: calls.append(1))
-    model._setup_learn(10**9)
-    callback = CallbackList([])
-    callback.init_callback(model)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
-    assert len(calls) >= model.n_steps
+    assert patched._who_acts(patched.rollout_buffer) is not None
+    patched.rollout_buffer.add = patched.rollout_buffer.add
+    assert patched._who_acts(patched.rollout_buffer) is None
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -34,7 +34,7 @@ from tests.helpers import (
     logged,
 )
 from tests.reference import actor_parameters
-from tests.test_algorithm import same, state_of
+from tests.test_trust_region_algorithm import same, state_of
 
 BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 SMALL = {"n_steps": 32, "batch_size": 16, "seed": 0, "device": "cpu"}

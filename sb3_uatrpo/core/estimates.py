@@ -48,7 +48,7 @@ class Linearization:
     fisher_product: Callable[[th.Tensor], th.Tensor]
     scores: th.Tensor
 
-    def pull_back(self, cotangents: th.Tensor) -> th.Tensor:
+    def vjp(self, cotangents: th.Tensor) -> th.Tensor:
         """
         J'U, summed over the steps. O(n·d·c) operations.
 
@@ -73,7 +73,7 @@ class Linearization:
         places = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]
         return u, [pulled[i] for i in places], places
 
-    def push_forward(self, tangents: th.Tensor) -> th.Tensor:
+    def jvp(self, tangents: th.Tensor) -> th.Tensor:
         """
         JX. O(n·d·c) operations.
 
@@ -151,7 +151,7 @@ class SampleEstimates:
 
         :return: shape ``(d,)``
         """
-        return _sum(part.pull_back(part.scores[None]).squeeze(1) for part in self._linearizations()) / self.n_steps
+        return _sum(part.vjp(part.scores[None]).squeeze(1) for part in self._linearizations()) / self.n_steps
 
     def standard_error(self, gradient: th.Tensor) -> th.Tensor:
         """
@@ -168,7 +168,7 @@ class SampleEstimates:
         for start in range(0, self.n_steps, block_size):
             block = self._linearize(slice(start, start + block_size))
             one_step_per_column = th.diag_embed(block.scores.T).movedim(0, -1)
-            samples = block.pull_back(one_step_per_column)
+            samples = block.vjp(one_step_per_column)
             squares += (samples - gradient[:, None]).square().sum(dim=1)
         return (squares / (self.n_steps * (self.n_steps - 1))).sqrt()
 
@@ -192,11 +192,11 @@ class SampleEstimates:
         for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):
                 columns = slice(start, min(start + width, n_columns))
-                P = part.push_forward(matrix[:, columns])
+                P = part.jvp(matrix[:, columns])
                 deviations = (part.scores * P).sum(dim=-1) - mean[columns, None]
                 cotangents = [part.fisher_product(P) / self.n_steps]
                 cotangents.append(part.scores * (deviations / (self.n_steps - 1))[..., None])
-                pulled = part.pull_back(th.cat(cotangents))
+                pulled = part.vjp(th.cat(cotangents))
                 fisher[:, columns] += pulled[:, : len(P)]
                 covariance[:, columns] += pulled[:, len(P) :]
         return fisher, covariance
@@ -209,8 +209,7 @@ class SampleEstimates:
         :return: shape ``(d,)``
         """
         pulled = _sum(
-            part.pull_back(part.fisher_product(part.push_forward(vector[:, None]))).squeeze(1)
-            for part in self._linearizations()
+            part.vjp(part.fisher_product(part.jvp(vector[:, None]))).squeeze(1) for part in self._linearizations()
         )
         return pulled / self.n_steps
 
@@ -226,7 +225,7 @@ class SampleEstimates:
         fisher = 0.0
         projected = []
         for part in self._linearizations():
-            P = part.push_forward(vector[:, None]).squeeze(0)
+            P = part.jvp(vector[:, None]).squeeze(0)
             fisher += (P * part.fisher_product(P)).sum(dtype=th.float64).item()
             projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))
         return fisher / self.n_steps, th.cat(projected).var().item()

@@ -57,10 +57,10 @@ class LayeredLinearization(Linearization):
             for layer in self.layers
         ]
 
-    def pull_back(self, cotangents: th.Tensor) -> th.Tensor:
+    def vjp(self, cotangents: th.Tensor) -> th.Tensor:
         if len(cotangents) == 1 and "_jacobians" not in vars(self):
             # one column is the policy gradient's, over many steps: cheaper than their D
-            return super().pull_back(cotangents)
+            return super().vjp(cotangents)
         width = len(cotangents)
         rows: list[th.Tensor | None] = [None] * len(self.params)
         by_step = cotangents.transpose(0, 1)
@@ -72,7 +72,7 @@ class LayeredLinearization(Linearization):
                 rows[layer.bias] = at_outputs.sum(dim=0)
         return th.cat([row for row in rows if row is not None], dim=1).T
 
-    def push_forward(self, tangents: th.Tensor) -> th.Tensor:
+    def jvp(self, tangents: th.Tensor) -> th.Tensor:
         n, k = self.head.shape
         width = tangents.shape[1]
         pieces = tangents.T.split([param.numel() for param in self.params], dim=1)

@@ -13,7 +13,7 @@ import torch as th
 
 class Sketch:
     """
-    Ω, Y_F, Y_Σ and the weight of their average.
+    Ω, Y_F, Y_Σ, the weight of their average, and the parameters that they belong to.
 
     Its state is a ``state_dict`` of plain tensors, so Stable-Baselines3 saves, loads and moves it with the policy.
     Until Ω is drawn, at the first update, the matrices have no size.
@@ -30,6 +30,8 @@ class Sketch:
         self, n_params: int, n_projections: int, ema_beta: float, seed: int, dtype: th.dtype, device: th.device
     ) -> None:
         self.shape = (n_params, n_projections)
+        #: how many of the d coordinates each parameter of the policy has, once that is known
+        self.layout = th.zeros(0, dtype=th.float64)
         self.ema_beta = ema_beta
         self.dtype = dtype
         self.device = device
@@ -71,6 +73,22 @@ class Sketch:
         self.omega = omega.to(self.device).T
         self._clear_averages()
 
+    def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float) -> None:
+        """
+        Fit it to what an update is about: it starts afresh, with a warning, if its averages mean nothing there.
+
+        :param layout: how many of the d coordinates each of the policy's parameters has
+        :param n_projections: m
+        :param ema_beta: β of this update and of those that follow; averages begin and end with β > 0
+        """
+        shape = (int(layout.sum()), n_projections)
+        if shape != self.shape or (len(self.layout) > 0 and not th.equal(layout, self.layout)):
+            self.resize(*shape)
+        self.layout = layout
+        averaged, self.ema_beta = self.ema_beta > 0.0, ema_beta
+        if averaged != (ema_beta > 0.0):
+            self._clear_averages()
+
     def resize(self, n_params: int, n_projections: int) -> None:
         """
         Start afresh with another shape, with a warning if anything was kept.
@@ -91,7 +109,7 @@ class Sketch:
             stacklevel=3,
         )
 
-    def advance(self, fisher: th.Tensor, covariance: th.Tensor, coefficient: float) -> th.Tensor:
+    def update(self, fisher: th.Tensor, covariance: th.Tensor, coefficient: float) -> th.Tensor:
         """
         Take in the current batch and return the statistic of the averaged trust region matrix.
 
@@ -118,6 +136,7 @@ class Sketch:
             "y_fisher": self.y_fisher,
             "y_covariance": self.y_covariance,
             "ema_weight": self.ema_weight,
+            "layout": self.layout,
             "generator": self.generator.get_state(),
         }
 
@@ -125,7 +144,7 @@ class Sketch:
         """
         Take over a state. One of another m is not taken: the sketch starts afresh, with a warning.
 
-        Another d is taken, since frozen parameters are known to the next update only, which judges it.
+        One of other parameters is taken, since those that are frozen are known to the next update only: it judges.
 
         :param state_dict: what ``state_dict`` returned
         :param strict: whether every entry must be there, and no other
@@ -154,6 +173,8 @@ class Sketch:
                 return
             self.shape = shape
         vars(self).update(matrices)
+        if "layout" in state_dict:
+            self.layout = state_dict["layout"].to("cpu", th.float64).clone()
         if "ema_weight" in state_dict:
             self.ema_weight = state_dict["ema_weight"].to("cpu", th.float64).clone()
         expected_shape = self.omega.shape if self.ema_beta > 0.0 else (0, 0)

@@ -34,7 +34,8 @@ RESOLUTION = th.finfo(th.float32).eps
 #: from 839 parameters on, that is 2e-8, finer than the statistic itself, and much cheaper than a QR decomposition.
 CUT_FOR_GRAM = 1e-4
 #: With shrinkage the relative cut on singular values is never above this. The usual cut is, beyond 839,000 parameters,
-#: and from 8.4 million on it would keep nothing. Curvature is at least μ, so noise in what is kept cannot lengthen a step.
+#: and from 8.4 million on it would keep nothing. Curvature is at least μ, so noise in what is kept cannot lengthen a
+#: step.
 SHRUNK_CUT = 0.1
 #: Rows of Y taken to float64 at once: few, so that their copies come from memory that is already there.
 ROWS_AT_ONCE = 512

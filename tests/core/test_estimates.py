@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sb3_uatrpo import UATRPO
+from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
-from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
-from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.plain_mlp import plain_actor
+from sb3_uatrpo.core.estimates import SampleEstimates
 from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, env_major, make_model
 from tests.reference import (
     DoubleMultiInputPolicy,
@@ -67,10 +66,11 @@ def estimates_and_reference(name: str, n: int = 40):
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
-    with model._policy_at_rest():
-        params, n_bytes = model._find_actor_params([obs]), model._bytes_of_graph(batch[:2])
-    d = sum(param.numel() for param in params)
-    estimates = SampleEstimates(lambda part: model._linearize(batch[part], params), n, d, n_bytes)
+    actor = Actor(model.policy)
+    with actor.evaluation_mode():
+        actor.find_params(obs, n)
+    estimates = actor.estimates(batch)
+    d = actor.n_params
     samples = gradient_samples(model.policy, obs, actions, advantages)
     assert samples.shape == (n, d)
     dense = {
@@ -169,56 +169,3 @@ def test_both_matrices_are_symmetric_and_positive_semidefinite(seed):
         assert gram[0, 1].item() == pytest.approx(gram[1, 0].item(), rel=1e-8, abs=1e-10)
         assert gram[0, 0] >= -1e-12
     assert min(estimates.quadratic_forms(x[:, 0])) >= 0.0
-
-
-LAYERED = [*ACTION_SPACES, "deep", "relu", "no_hidden_layer", "dict_of_vectors"]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_plain_chains_are_taken_apart_and_nothing_else_is(name):
-    estimates, _ = estimates_and_reference(name)
-    assert isinstance(estimates._whole, LayeredLinearization) == (name in LAYERED)
-
-
-@pytest.mark.parametrize("columns", [1, 2, 5])
-@pytest.mark.parametrize("name", LAYERED)
-def test_taken_apart_or_not_the_products_are_the_same(name, columns):
-    estimates, _ = estimates_and_reference(name)
-    layered = estimates._whole
-    general = Linearization(layered.head, layered.params, layered.fisher_product, layered.scores)
-    generator = th.Generator().manual_seed(2)
-    X = th.randn(columns, estimates.n_params, generator=generator, dtype=th.float64).T
-    close(layered.push_forward(X), general.push_forward(X).numpy())
-    U = th.randn(columns, *layered.head.shape, generator=generator, dtype=th.float64)
-    close(layered.pull_back(U), general.pull_back(U).numpy())
-
-
-@pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])
-def test_frozen_parameters_of_a_plain_chain(frozen):
-    model = make_model(UATRPO, "box", n_projections=8)
-    collect(model)
-    names = [name for name, _ in model.policy.named_parameters()]
-    for name, param in model.policy.named_parameters():
-        if name == frozen or (frozen == "all_layers" and name != "log_std"):
-            param.requires_grad_(False)
-    obs, actions, advantages = env_major(model)
-    batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
-    with model._policy_at_rest():
-        params = model._find_actor_params([obs])
-        linearization = model._linearize(batch, params)
-    assert isinstance(linearization, LayeredLinearization)
-    assert len(names) > len(params)
-    general = Linearization(
-        linearization.head, linearization.params, linearization.fisher_product, linearization.scores
-    )
-    X = th.eye(sum(param.numel() for param in params), dtype=th.float64)
-    close(linearization.push_forward(X), general.push_forward(X).numpy())
-    U = th.randn(3, *linearization.head.shape, generator=th.Generator().manual_seed(0), dtype=th.float64)
-    close(linearization.pull_back(U), general.pull_back(U).numpy())
-
-
-def test_a_layer_that_somebody_listens_to_is_left_alone():
-    model = make_model(UATRPO, "box", n_projections=8)
-    assert plain_actor(model.policy) is not None
-    model.policy.action_net.register_forward_hook(lambda module, inputs, outputs: 2.0 * outputs)
-    assert plain_actor(model.policy) is None

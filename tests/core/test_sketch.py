@@ -27,7 +27,7 @@ def test_statistic_is_the_projection_of_the_averaged_matrices(beta):
     F = S = np.zeros((6, 6))
     for k, (f, s) in enumerate(random_matrices(6, 5), start=1):
         coefficient = 0.1 * k  # c·R_n² may change from batch to batch
-        found = sketch.advance(th.as_tensor(f @ omega), th.as_tensor(s @ omega), coefficient)
+        found = sketch.update(th.as_tensor(f @ omega), th.as_tensor(s @ omega), coefficient)
         F, S = beta * F + (1 - beta) * f, beta * S + (1 - beta) * s
         expected = (F + coefficient * S) @ omega / (1 - beta**k)
         assert found.numpy() == pytest.approx(expected)
@@ -36,7 +36,7 @@ def test_statistic_is_the_projection_of_the_averaged_matrices(beta):
 
 def test_without_averages_nothing_is_stored():
     sketch = ready(0.0)
-    sketch.advance(sketch.omega, sketch.omega, 1.0)
+    sketch.update(sketch.omega, sketch.omega, 1.0)
     assert sketch.y_fisher.numel() == sketch.y_covariance.numel() == 0
     assert sketch.n_bytes == 6 * 4 * 8
 
@@ -71,7 +71,7 @@ def test_omega_is_drawn_once():
 @pytest.mark.parametrize("shape", [(7, 4), (6, 5)])
 def test_another_shape_starts_afresh_with_a_warning(shape):
     sketch = ready(0.9)
-    sketch.advance(sketch.omega, sketch.omega, 1.0)
+    sketch.update(sketch.omega, sketch.omega, 1.0)
     with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
         sketch.resize(*shape)
     sketch.draw()
@@ -82,11 +82,11 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
 
 def test_state_survives_and_goes_on_identically():
     one = ready(0.9)
-    one.advance(one.omega, 2 * one.omega, 0.1)
+    one.update(one.omega, 2 * one.omega, 0.1)
     other = Sketch(6, 4, 0.9, 99, th.float64, CPU)
     other.load_state_dict(one.state_dict())
     assert other.omega.stride() == one.omega.stride()
-    assert th.equal(one.advance(one.omega, one.omega, 0.2), other.advance(other.omega, other.omega, 0.2))
+    assert th.equal(one.update(one.omega, one.omega, 0.2), other.update(other.omega, other.omega, 0.2))
     for sketch in (one, other):
         with pytest.warns(UserWarning, match="starts afresh"):
             sketch.resize(8, 4)
@@ -122,12 +122,12 @@ def test_a_state_of_another_d_waits_for_the_update():
 @pytest.mark.parametrize("betas", [(0.9, 0.0), (0.0, 0.9)])
 def test_averages_are_dropped_where_the_other_side_has_none(betas):
     one, other = (ready(beta, seed=i) for i, beta in enumerate(betas))
-    one.advance(one.omega.clone(), one.omega, 1.0)
+    one.update(one.omega.clone(), one.omega, 1.0)
     other.load_state_dict(one.state_dict())
     assert th.equal(other.omega, one.omega)
     assert other.y_fisher.shape == ((6, 4) if betas[1] else (0, 0))
     assert other.ema_weight.item() == 0.0
-    found = other.advance(other.omega.clone(), other.omega, 1.0)
+    found = other.update(other.omega.clone(), other.omega, 1.0)
     assert found.numpy() == pytest.approx(2 * other.omega.numpy())
 
 

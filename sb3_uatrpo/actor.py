@@ -1,0 +1,276 @@
+"""The policy as a function of its actor's parameters θ: what an update asks of it, and how it is moved."""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import TensorDict
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from sb3_uatrpo.batch import Batch, rows_of
+from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
+from sb3_uatrpo.core.layers import LayeredLinearization
+from sb3_uatrpo.heads import head_of, unchecked
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
+
+
+class Actor:
+    """
+    The action distribution of a policy as a function of θ ∈ R^d, the parameters that it depends on.
+
+    All is to be done within ``evaluation_mode``, and ``find_params`` comes first.
+
+    :param policy: any actor-critic policy of Stable-Baselines3
+    :param fast_path: decides whether products are made layer by layer
+    :raises ValueError: if the policy's action distribution is not supported
+    """
+
+    def __init__(self, policy: ActorCriticPolicy, fast_path: FastPath | None = None) -> None:
+        self.policy = policy
+        self.head = head_of(policy.action_dist)
+        self._fast_path = fast_path or FastPath()
+        self._mlp = PlainMLP.recognise(policy)
+        self._gradient_hooks = _GradientHooks(policy)
+        #: θ_k in parts, in the policy's order
+        self.params: tuple[th.Tensor, ...] = ()
+        #: what the graph of one step's head keeps beside the parameters, bytes
+        self.bytes_per_step = 0
+
+    @property
+    def n_params(self) -> int:
+        """d."""
+        return sum(param.numel() for param in self.params)
+
+    @property
+    def layout(self) -> th.Tensor:
+        """
+        How many of the d coordinates each of the policy's parameters has: zero for those that the actor does not use.
+
+        :return: shape ``(number of the policy's parameters,)``
+        """
+        acting = set(self.params)
+        sizes = [param.numel() if param in acting else 0 for param in self.policy.parameters()]
+        return th.tensor(sizes, dtype=th.float64)
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """
+        The policy as an update needs it; afterwards it is as it was.
+
+        In evaluation mode batch-norm statistics and dropout stay out of it. The distribution is one of the actor's
+        own, which is not checked and keeps no graph when it is over. Attention is computed in a way that can be
+        differentiated twice. Hooks of gradients are set aside: products with F̂ and Σ̂ differentiate many directions
+        at once, which is not what they are made for. Nothing of this is seen by other policies or threads.
+        """
+        training, distribution = self.policy.training, self.policy.action_dist
+        self.policy.set_training_mode(False)
+        self.policy.action_dist = unchecked(distribution)
+        try:
+            # a plain MLP has no attention, and each call of torch would ask for it
+            attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
+            with self._gradient_hooks.set_aside(), attention:
+                yield
+        finally:
+            self.policy.action_dist = distribution
+            self.policy.set_training_mode(training)
+
+    def find_params(self, observations: th.Tensor | TensorDict, n_steps: int) -> None:
+        """
+        Find θ: the parameters that require gradients and that the action distribution depends on, by its graph.
+
+        :param observations: those of all steps, since a network may use some parameters for some steps only
+        :param n_steps: n
+        """
+        self.bytes_per_step = self._bytes_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
+        candidates = [param for param in self.policy.parameters() if param.requires_grad]
+        used = [False] * len(candidates)
+        heads = []
+        for part in self._parts(n_steps):
+            head = self._head_vector(rows_of(observations, part))
+            heads.append(head.detach())
+            if head.requires_grad:
+                gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
+                used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=True)]
+        self.params = tuple(param for param, known in zip(candidates, used, strict=True) if known)
+        if self._mlp is not None and not (
+            set(self.params) <= set(self._mlp.actor_params)
+            and self._fast_path.for_update(self._heads_of(self._mlp, observations, n_steps), th.cat(heads))
+        ):
+            self._mlp = None
+
+    def _parts(self, n_steps: int) -> list[slice]:
+        return parts_of(n_steps, self.bytes_per_step)
+
+    def _bytes_of_graph(self, observations: th.Tensor | TensorDict, n_steps: int) -> int:
+        known = {param.data_ptr() for param in self.policy.parameters()}
+        n_bytes = 0
+
+        def count(tensor: th.Tensor) -> th.Tensor:
+            nonlocal n_bytes
+            if tensor.data_ptr() not in known:
+                n_bytes += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            head = self._head_vector(observations)
+        # and ∂h/∂z of its layers, where it is taken apart
+        n_outputs = 0 if self._mlp is None else self._mlp.n_outputs
+        return n_bytes // n_steps + head.shape[1] * n_outputs * head.element_size()
+
+    def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
+        return self.head.vector(self.policy.get_distribution(observations))
+
+    def _heads_of(self, mlp: PlainMLP, observations: th.Tensor | TensorDict, n_steps: int) -> th.Tensor:
+        with th.no_grad():
+            parts = (rows_of(observations, part) for part in self._parts(n_steps))
+            return th.cat([mlp.linearize(part, (), self.head)[0] for part in parts])
+
+    def heads(self, batch: Batch) -> th.Tensor:
+        """
+        :param batch: n steps
+        :return: h of every step at the policy's parameters of now, without a graph, shape ``(n, k)``
+        """
+        with th.no_grad():
+            return th.cat([self._head_vector(batch[part].observations) for part in self._parts(len(batch))])
+
+    def linearize(self, steps: Batch) -> Linearization:
+        """
+        :param steps: n steps whose graph fits into memory
+        :return: their head as a linear function of θ around θ_k
+        """
+        if self._mlp is not None:
+            head, params, layers = self._mlp.linearize(steps.observations, self.params, self.head)
+        else:
+            head, params, layers = self._head_vector(steps.observations), self.params, ()
+        fixed = head.detach()
+        scores = steps.advantages[:, None] * self.head.score(fixed, steps.actions)
+
+        def fisher_product(P: th.Tensor) -> th.Tensor:
+            return self.head.fisher_product(fixed, P)
+
+        if layers:
+            return LayeredLinearization(head, params, fisher_product, scores, layers)
+        return Linearization(head, params, fisher_product, scores)
+
+    def estimates(self, batch: Batch) -> SampleEstimates:
+        """
+        :param batch: n steps
+        :return: ĝ, F̂ and Σ̂ over them
+        """
+        return SampleEstimates(lambda part: self.linearize(batch[part]), len(batch), self.n_params, self.bytes_per_step)
+
+    def gradient(self, batch: Batch, estimates: SampleEstimates) -> th.Tensor:
+        """
+        ĝ as hooks of gradients leave it, those of parameters and of modules. They are called once for each part.
+
+        :param batch: n steps
+        :param estimates: those over the same steps
+        :return: ĝ, shape ``(d,)``
+        """
+        if not self._gradient_hooks:
+            return estimates.gradient()
+        total = th.zeros(self.n_params, dtype=self.params[0].dtype, device=self.params[0].device)
+        with self._gradient_hooks.put_back():
+            for part in estimates.parts:
+                steps = batch[part]
+                head = self._head_vector(steps.observations)
+                scores = steps.advantages[:, None] * self.head.score(head.detach(), steps.actions)
+                gradients = th.autograd.grad(head, self.params, scores / len(batch), allow_unused=True)
+                flat = [
+                    param.new_zeros(param.numel()) if gradient is None else gradient.flatten()
+                    for param, gradient in zip(self.params, gradients, strict=True)
+                ]
+                total += th.cat(flat)
+        return total
+
+    @contextmanager
+    def moving_along(self, step: th.Tensor) -> Iterator[Callable[[float], None]]:
+        """
+        Move to θ_k + fraction·step, and back to exactly θ_k for the fraction 0 and when an error leaves the context.
+
+        :param step: shape ``(d,)``
+        :return: a function of the fraction
+        """
+        starts = [param.detach().clone() for param in self.params]
+        changes = [
+            part.view_as(param)
+            for part, param in zip(step.split([param.numel() for param in self.params]), self.params, strict=True)
+        ]
+
+        def move(fraction: float) -> None:
+            with th.no_grad():
+                for param, start, change in zip(self.params, starts, changes, strict=True):
+                    # not 0·step, which is no number where the step is infinite
+                    param.copy_(start + fraction * change if fraction else start)
+
+        try:
+            yield move
+        except BaseException:
+            move(0.0)
+            raise
+
+
+class _GradientHooks:
+    """The hooks that listen to gradients: of the parameters, and the full backward hooks of the modules."""
+
+    def __init__(self, policy: ActorCriticPolicy) -> None:
+        self._kept = [
+            (owner, name, hooks, empty)
+            for owners, names, empty in (
+                (policy.parameters(), ("_backward_hooks",), lambda: None),
+                (policy.modules(), ("_backward_hooks", "_backward_pre_hooks"), OrderedDict),
+            )
+            for owner in owners
+            for name in names
+            if (hooks := getattr(owner, name))
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        for owner, name, _, empty in self._kept:
+            setattr(owner, name, empty())
+        try:
+            yield
+        finally:
+            for owner, name, hooks, _ in self._kept:
+                setattr(owner, name, hooks)
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        for owner, name, hooks, _ in self._kept:
+            setattr(owner, name, hooks)
+        try:
+            yield
+        finally:
+            for owner, name, _, empty in self._kept:
+                setattr(owner, name, empty())
+
+
+class _TwiceDifferentiableAttention(TorchFunctionMode):
+    """
+    Attention by plain matrix products, for this thread alone: torch's fused kernels can be differentiated only once.
+    """
+
+    _attention_signature = inspect.signature(F.multi_head_attention_forward)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return th.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+        if func is F.multi_head_attention_forward:
+            given = self._attention_signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            wanted = given.arguments["need_weights"]
+            # with weights it takes no fused kernel
+            given.arguments["need_weights"] = True
+            outputs, weights = func(*given.args, **given.kwargs)
+            return outputs, weights if wanted else None
+        return func(*args, **kwargs)

@@ -1,0 +1,41 @@
+"""Conjugate gradients against an exact solution, and where they stop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
+
+
+@given(seed=st.integers(0, 1000), scale=st.floats(1e-15, 1e10))
+def test_conjugate_gradient_solves_and_does_not_depend_on_scale(seed, scale):
+    rng = np.random.default_rng(seed)
+    A = rng.normal(size=(8, 8))
+    A = A @ A.T + 0.1 * np.eye(8)
+    b = rng.normal(size=8)
+    x = conjugate_gradient(lambda p: th.as_tensor(A) @ p, th.as_tensor(scale * b), 100).numpy()
+    expected = scale * np.linalg.solve(A, b)
+    assert np.linalg.norm(x - expected) <= 1e-3 * np.linalg.norm(expected)
+
+
+def test_conjugate_gradient_stops_after_max_steps():
+    A = th.diag(th.arange(1.0, 11.0))
+    products = []
+    conjugate_gradient(lambda p: products.append(0) or A @ p, th.ones(10), 3)
+    assert len(products) == 3
+
+
+@pytest.mark.parametrize("b", [0.0, math.nan])
+def test_conjugate_gradient_of_nothing_is_zero(b):
+    assert not conjugate_gradient(lambda p: p, th.full((4,), b), 10).any()
+
+
+def test_conjugate_gradient_ends_where_the_curvature_does():
+    A = th.diag(th.tensor([1.0, -1.0]))
+    x = conjugate_gradient(lambda p: A @ p, th.tensor([1.0, 1.0]), 10)
+    assert bool(x.isfinite().all())
+    assert bool(conjugate_gradient(lambda p: p * math.nan, th.ones(2), 10).isfinite().all())

@@ -1,0 +1,154 @@
+"""The actor by its public names: what it finds, how it moves, and that it leaves the policy as it was."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_uatrpo import UATRPO
+from sb3_uatrpo.actor import Actor, _TwiceDifferentiableAttention
+from sb3_uatrpo.batch import rollout_batch
+from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, make_model
+from tests.reference import DoubleMultiInputPolicy, actor_parameters, log_prob, policy_gradient, torch_distribution
+
+
+def prepared(action_space="box", **kwargs):
+    """A model with a rollout, its batch, and its actor."""
+    model = make_model(UATRPO, action_space, n_envs=2, n_projections=4, **kwargs)
+    collect(model)
+    return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy)
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_its_parameters_are_those_that_the_distribution_depends_on(action_space):
+    model, batch, actor = prepared(action_space)
+    with actor.evaluation_mode():
+        actor.find_params(batch.observations, len(batch))
+    assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
+    assert actor.n_params == len(actor_vector(model))
+    acting = {id(param) for param in actor.params}
+    expected = [param.numel() if id(param) in acting else 0 for param in model.policy.parameters()]
+    assert actor.layout.tolist() == expected
+
+
+def test_observations_may_be_a_dict():
+    policy_kwargs = {"net_arch": [3], "features_extractor_class": SmallCombined}
+    model, batch, actor = prepared(observation_space=DICT, policy=DoubleMultiInputPolicy, policy_kwargs=policy_kwargs)
+    with actor.evaluation_mode():
+        actor.find_params(batch.observations, len(batch))
+        heads = actor.heads(batch)
+    assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
+    assert heads.shape == (96, 4)
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_log_probabilities_and_their_gradient_are_the_policys(action_space):
+    model, batch, actor = prepared(action_space)
+    obs, actions, advantages = env_major(model)
+    with actor.evaluation_mode():
+        actor.find_params(batch.observations, len(batch))
+        estimates = actor.estimates(batch)
+        heads = actor.heads(batch)
+        ours = actor.head.log_prob(heads, batch.actions)
+        gradient = actor.gradient(batch, estimates)
+    theirs = log_prob(model.policy, obs, actions).detach()
+    # up to a constant
+    assert (ours - ours[0]).numpy() == pytest.approx((theirs - theirs[0]).numpy(), abs=1e-9)
+    assert gradient.numpy() == pytest.approx(
+        policy_gradient(model.policy, obs, actions, advantages), rel=1e-6, abs=1e-9
+    )
+
+
+def test_the_policy_is_as_it_was_afterwards():
+    model, batch, _ = prepared()
+    policy = model.policy
+    hook = policy.action_net.weight.register_hook(lambda gradient: None)
+    module_hook = policy.action_net.register_full_backward_hook(lambda *args: None)
+    actor = Actor(policy)
+    for training in (True, False):
+        policy.set_training_mode(training)
+        distribution, hooks = policy.action_dist, policy.action_net.weight._backward_hooks
+        with suppress(ZeroDivisionError), actor.evaluation_mode():
+            assert not policy.training
+            assert policy.action_dist is not distribution
+            assert not policy.action_net.weight._backward_hooks
+            assert not policy.action_net._backward_hooks
+            actor.find_params(batch.observations, len(batch))
+            1 / 0  # noqa: B018
+        assert policy.training is training
+        assert policy.action_dist is distribution
+        assert policy.action_net.weight._backward_hooks is hooks
+        assert len(policy.action_net._backward_hooks) == 1
+    hook.remove()
+    module_hook.remove()
+    assert not policy.action_net.weight._backward_hooks
+    assert not policy.action_net._backward_hooks
+
+
+def test_distributions_are_not_checked_within_and_are_checked_outside():
+    model, batch, actor = prepared()
+    with th.no_grad():
+        model.policy.action_net.bias.fill_(th.nan)
+    with actor.evaluation_mode():
+        assert not actor.heads(batch).isfinite().all()
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        model.policy.get_distribution(batch.observations)
+
+
+def test_it_moves_along_a_step_and_comes_back_exactly():
+    model, batch, actor = prepared(double=False)
+    with actor.evaluation_mode():
+        actor.find_params(batch.observations, len(batch))
+    before = actor_vector(model)
+    step = th.randn(actor.n_params, generator=th.Generator().manual_seed(0))
+    with actor.moving_along(step) as move:
+        move(0.5)
+        assert actor_vector(model) == pytest.approx(before + 0.5 * step.double().numpy(), abs=1e-6)
+        move(1.0)
+        assert actor_vector(model) == pytest.approx(before + step.double().numpy(), abs=1e-6)
+        move(0.0)
+        assert np.array_equal(actor_vector(model), before)
+    with suppress(ZeroDivisionError), actor.moving_along(th.inf * step) as move:
+        move(1.0)
+        1 / 0  # noqa: B018
+    assert np.array_equal(actor_vector(model), before)
+    with actor.moving_along(step) as move:
+        move(1.0)
+    assert not np.array_equal(actor_vector(model), before)
+
+
+def test_the_head_is_that_of_the_policys_own_distribution():
+    model, batch, actor = prepared()
+    with actor.evaluation_mode():
+        actor.find_params(batch.observations, len(batch))
+        heads = actor.heads(batch)
+    distribution = torch_distribution(model.policy, batch.observations)
+    mean, log_std = heads.chunk(2, dim=1)
+    assert mean.numpy() == pytest.approx(distribution.mean.detach().numpy())
+    assert log_std.exp().numpy() == pytest.approx(distribution.stddev.detach().numpy())
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_the_same_and_can_be_differentiated_twice(need_weights, causal):
+    th.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=th.float64).eval()
+    tokens = th.randn(3, 5, 8, dtype=th.float64, requires_grad=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=th.float64) if causal else None
+
+    def attend():
+        attended = F.scaled_dot_product_attention(tokens, tokens, tokens, is_causal=causal)
+        return attention(attended, tokens, tokens, need_weights=need_weights, attn_mask=mask, is_causal=causal)
+
+    expected, expected_weights = attend()
+    with _TwiceDifferentiableAttention():
+        found, weights = attend()
+    assert found.detach().numpy() == pytest.approx(expected.detach().numpy())
+    assert (weights is None) == (expected_weights is None) == (not need_weights)
+    (gradient,) = th.autograd.grad(found.square().sum(), tokens, create_graph=True)
+    (second,) = th.autograd.grad(gradient.square().sum(), tokens)
+    assert second.isfinite().all()
+    assert second.any()

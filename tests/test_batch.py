@@ -1,0 +1,86 @@
+"""A rollout as tensors: env after env in time order, whatever was done with the buffer before."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+
+from sb3_uatrpo import UATRPO
+from sb3_uatrpo.batch import Batch, rollout_batch, rows_of
+from tests.helpers import ACTION_SPACES, DICT, SmallCombined, collect, env_major, make_model
+
+
+def collected(action_space="box", **kwargs):
+    model = make_model(UATRPO, action_space, n_envs=3, n_projections=4, double=False, **kwargs)
+    collect(model)
+    return model
+
+
+def same_batches(one: Batch, other: Batch) -> bool:
+    return all(
+        th.equal(getattr(one, name), getattr(other, name))
+        for name in ("observations", "actions", "advantages", "returns")
+    )
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_the_batch_is_the_rollout_in_time_order(action_space):
+    model = collected(action_space)
+    obs, actions, advantages = env_major(model)
+    before = {name: value.copy() for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
+    state = np.random.get_state()[1].copy()
+    batch = rollout_batch(model.rollout_buffer, True)
+    assert th.equal(batch.observations, obs)
+    assert th.equal(batch.actions, actions)
+    assert batch.advantages.numpy() == pytest.approx(advantages.numpy(), abs=1e-6)
+    assert batch.returns.numpy() == pytest.approx(before["returns"].T.flatten())
+    # the buffer is as it was, and no random number was drawn
+    assert all(np.array_equal(getattr(model.rollout_buffer, name), value) for name, value in before.items())
+    assert np.array_equal(np.random.get_state()[1], state)
+    next(model.rollout_buffer.get(7))
+    assert same_batches(rollout_batch(model.rollout_buffer, True), batch)
+
+
+def test_observations_may_be_a_dict():
+    policy_kwargs = {"net_arch": [3], "features_extractor_class": SmallCombined}
+    model = collected(observation_space=DICT, policy="MultiInputPolicy", policy_kwargs=policy_kwargs)
+    obs, _, _ = env_major(model)
+    batch = rollout_batch(model.rollout_buffer, False)
+    assert all(th.equal(batch.observations[key].float(), obs[key].float()) for key in obs)
+    assert len(batch[10:20]) == 10
+    assert rows_of(batch.observations, slice(3, 5))["vector"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("factor", [1, 7, 48, 10_000])
+def test_the_subsample_is_every_kth_step_and_two_at_least(factor):
+    batch = rollout_batch(collected().rollout_buffer, True)
+    stride = min(factor, len(batch) // 2)
+    assert th.equal(batch.subsample(factor).advantages, batch.advantages[::stride])
+    assert len(batch.subsample(factor)) >= 2
+
+
+class Halved(RolloutBuffer):
+    """Minibatches of its own, and half of the rollout only."""
+
+    def get(self, batch_size=None):
+        (samples,) = super().get(None)
+        for part in (slice(0, 30), slice(30, 72)):
+            yield type(samples)(*(tensor[part] for tensor in samples))
+
+
+def test_a_buffer_of_ones_own_says_what_the_batch_is():
+    model = collected(rollout_buffer_class=Halved)
+    np.random.seed(0)
+    batch = rollout_batch(model.rollout_buffer, False)
+    np.random.seed(0)
+    pieces = list(model.rollout_buffer.get())
+    assert len(batch) == 72
+    assert th.equal(batch.returns, th.cat([samples.returns for samples in pieces]))
+    assert th.equal(batch.observations, th.cat([samples.observations for samples in pieces]))
+
+
+def test_a_buffer_that_is_not_full_is_refused():
+    model = collected()
+    model.rollout_buffer.reset()
+    with pytest.raises(AssertionError, match="holds 0 of 48 steps"):
+        rollout_batch(model.rollout_buffer, True)

@@ -1,0 +1,166 @@
+"""Which policies are taken apart, that what is taken apart is the policy, and that it notices when it is not."""
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import nn
+
+from sb3_uatrpo import UATRPO
+from sb3_uatrpo.plain_mlp import ActingMLP, FastPath, PlainMLP, same_but_for_rounding
+from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, logged, make_model
+
+
+def policy_of(action_space="box", **kwargs) -> ActorCriticPolicy:
+    return make_model(UATRPO, action_space, **{"double": False, "n_projections": 4, **kwargs}).policy
+
+
+class Subclass(ActorCriticPolicy):
+    pass
+
+
+class OwnLatent(ActorCriticPolicy):
+    def _get_action_dist_from_latent(self, latent_pi):
+        return super()._get_action_dist_from_latent(2.0 * latent_pi)
+
+
+ACCEPTED = {
+    **{name: {"action_space": name} for name in ACTION_SPACES},
+    "no_hidden_layer": {"policy_kwargs": {"net_arch": []}},
+    "in_place": {"policy_kwargs": {"net_arch": [4], "activation_fn": partial(nn.ReLU, inplace=True)}},
+    "image_as_numbers": {"observation_space": IMAGE},
+    "two_extractors": {"policy_kwargs": {"net_arch": [4], "share_features_extractor": False}},
+    "subclass": {"policy": Subclass},
+}
+REFUSED = {
+    "gsde": {"use_sde": True},
+    "prelu": {"policy_kwargs": {"net_arch": [4], "activation_fn": nn.PReLU}},
+    "cnn": {"observation_space": IMAGE, "policy_kwargs": {"features_extractor_class": SmallCNN, "net_arch": []}},
+    "dict": {
+        "observation_space": DICT,
+        "policy": "MultiInputPolicy",
+        "policy_kwargs": {"features_extractor_class": SmallCombined, "net_arch": [3]},
+    },
+    "own_latent": {"policy": OwnLatent},
+    "batch_norm": {"policy_kwargs": {"net_arch": [4], "activation_fn": partial(nn.BatchNorm1d, 4, affine=False)}},
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_standard_policies_are_recognised_and_are_what_they_are_taken_for(name):
+    kwargs = {"action_space": "box", **ACCEPTED[name]}
+    policy = policy_of(**kwargs)
+    policy.set_training_mode(False)
+    mlp = PlainMLP.recognise(policy)
+    assert mlp is not None
+    names = {id(param): name for name, param in policy.named_parameters()}
+    assert {names[id(param)] for param in mlp.actor_params} == {n for n in names.values() if "value_net" not in n}
+    space = kwargs.get("observation_space") or spaces.Box(-1.0, 1.0, (3,))
+    space.seed(0)
+    observations = th.as_tensor(space.sample()[None])
+    with th.no_grad():
+        acting = ActingMLP(mlp)
+        assert acting.differences(observations) == []
+        th.manual_seed(0)
+        drawn = acting.sample(observations)
+        th.manual_seed(0)
+        actions, values, log_probs = policy(observations)
+        assert th.equal(drawn.reshape(actions.shape), actions)
+        own_values, own_log_probs = acting.evaluate(observations, drawn)
+    th.testing.assert_close(own_values, values)
+    th.testing.assert_close(own_log_probs, log_probs)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_not(name):
+    assert PlainMLP.recognise(policy_of(**{"action_space": "box", **REFUSED[name]})) is None
+
+
+def test_a_shared_layer_is_in_two_places():
+    policy = policy_of(policy_kwargs={"net_arch": [4, 4, 4]})
+    net = policy.mlp_extractor.policy_net
+    net[4] = net[2]
+    assert PlainMLP.recognise(policy) is None
+
+
+CHANGES = {
+    "a number": lambda policy: policy.value_net.bias.data.add_(1e-3),
+    "a number, by NumPy": lambda policy: policy.log_std.detach().numpy().__setitem__(0, 3.0),
+    "other memory": lambda policy: setattr(policy.value_net.bias, "data", policy.value_net.bias.data.clone()),
+    "another parameter": lambda policy: setattr(policy, "log_std", nn.Parameter(policy.log_std.detach().clone())),
+    "another layer": lambda policy: setattr(policy, "action_net", copy.deepcopy(policy.action_net)),
+    "a hook": lambda policy: policy.mlp_extractor.policy_net[1].register_forward_hook(lambda *args: None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_it_notices_that_the_policy_has_changed(change):
+    policy = policy_of()
+    acting = ActingMLP(PlainMLP.recognise(policy))
+    assert acting.is_current()
+    CHANGES[change](policy)
+    assert not acting.is_current()
+
+
+def test_what_acted_is_evaluated_with_its_own_numbers():
+    policy = policy_of()
+    observations = th.randn(5, 3)
+    acting = ActingMLP(PlainMLP.recognise(policy))
+    with th.no_grad():
+        actions, values, log_probs = policy(observations)
+        for param in policy.parameters():
+            param.mul_(3.0)
+        found = acting.evaluate(observations, actions)
+    th.testing.assert_close(found[0], values)
+    th.testing.assert_close(found[1], log_probs)
+
+
+def test_what_looks_standard_and_is_not_is_served_the_general_way_with_one_warning(monkeypatch):
+    """Structure cannot know all: here somebody has changed a method of Stable-Baselines3's class."""
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    extract = type(model.policy.mlp_extractor).forward_actor
+    monkeypatch.setattr(
+        type(model.policy.mlp_extractor), "forward_actor", lambda self, features: 1.1 * extract(self, features)
+    )
+    with pytest.warns(UserWarning, match=r"do not give the distribution's mode and get_distribution of") as caught:
+        model.learn(48)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(2 * 48)
+        assert model._who_acts(model.rollout_buffer) is None
+    assert logged(model)["step_fraction"] > 0
+
+
+def test_products_are_general_where_the_update_finds_a_difference(monkeypatch):
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    collect(model)
+    extract = type(model.policy.mlp_extractor).forward_actor
+    monkeypatch.setattr(
+        type(model.policy.mlp_extractor), "forward_actor", lambda self, features: 1.1 * extract(self, features)
+    )
+    with pytest.warns(UserWarning, match="its layers alone do not give the action distribution of"):
+        model.train()
+    assert logged(model)["kl_ratio"] == pytest.approx(1.0, abs=0.3)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_rounding_is_told_from_difference(scale):
+    theirs = scale * th.randn(50, 3, generator=th.Generator().manual_seed(0))
+    assert same_but_for_rounding(theirs * (1.0 + 1e-6), theirs)
+    assert not same_but_for_rounding(theirs * 1.01, theirs)
+    assert not same_but_for_rounding(theirs[:1], theirs)
+    assert same_but_for_rounding(theirs * th.nan, theirs * th.nan)
+    assert not same_but_for_rounding(theirs * th.nan, theirs)
+
+
+def test_only_policies_on_the_cpu_with_plain_features_act_as_arrays():
+    policy = policy_of()
+    assert ActingMLP.can_take_over(PlainMLP.recognise(policy))
+    policy.features_extractor.register_forward_pre_hook(lambda *args: None)
+    assert not ActingMLP.can_take_over(PlainMLP.recognise(policy))
+    assert FastPath().for_rollout(policy, th.zeros(1, 3)) is None

@@ -1,0 +1,799 @@
+"""
+What a user adds to a policy, a buffer or a callback is neither bypassed nor does it corrupt an update.
+
+The measure is Stable-Baselines3: the same model with ``fast_rollouts=False``, or the same network in plain layers.
+"""
+
+import copy
+import subprocess
+import sys
+import threading
+import warnings
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common import callbacks as cb
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sb3_uatrpo import UATRPO
+from sb3_uatrpo.critic import fit_values
+from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, logged, make_model
+from tests.reference import DoublePolicy
+from tests.test_rollouts import assert_same_buffers
+from tests.test_update import check_updates
+
+ROOT = Path(__file__).parents[1]
+
+
+def small(action_space="box", **kwargs):
+    return make_model(UATRPO, action_space, **{"double": False, "n_projections": 8, **kwargs})
+
+
+def filled(fast: bool, change=lambda policy: None, callback=None, **kwargs):
+    """A model whose buffer holds one rollout, collected by us or as Stable-Baselines3 does."""
+    model = small(**{"n_envs": 2, "fast_rollouts": fast, **kwargs})
+    change(model.policy)
+    th.manual_seed(3)
+    for env in model.env.envs:
+        env.reset(seed=1)
+    model.train = lambda: None
+    model.learn(model.n_steps, callback=callback)
+    del model.train
+    return model
+
+
+def as_sb3(change=lambda policy: None, make_callback=lambda: None, **kwargs):
+    """Both rollouts, which must be the same."""
+    ours, theirs = (filled(fast, change, make_callback(), **kwargs) for fast in (True, False))
+    assert_same_buffers(ours.rollout_buffer, theirs.rollout_buffer)
+    return ours, theirs
+
+
+# --------------------------------------------------------------------------------------------- 1. in-place activations
+
+
+@pytest.mark.parametrize("activation_fn", [nn.ReLU, nn.LeakyReLU, nn.ELU])
+def test_activations_may_work_in_place(activation_fn):
+    models = []
+    for fn in (activation_fn, partial(activation_fn, inplace=True)):
+        model = small(policy_kwargs={"net_arch": [8, 8], "activation_fn": fn}, n_steps=64)
+        models.append(model.learn(3 * 64))
+    plain, in_place = (actor_vector(model) for model in models)
+    np.testing.assert_allclose(in_place, plain, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------- 2. layouts of memory in a critic
+
+
+class OddLinear(nn.Module):
+    """A linear layer whose weight's gradient lies in memory in another order than the weight."""
+
+    def __init__(self, linear: nn.Linear, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.weight = nn.Parameter(linear.weight.detach().clone())
+        if kind == "ensemble":
+            self.weight = nn.Parameter(self.weight.data[None].clone())
+        self.bias = nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, x):
+        if self.kind == "einsum":
+            return th.einsum("ni,oi->no", x, self.weight) + self.bias
+        if self.kind == "contiguous":
+            return x @ self.weight.T.contiguous() + self.bias
+        return (x[None] @ self.weight.transpose(1, 2))[0] + self.bias
+
+
+def fitted(model, change) -> list[np.ndarray]:
+    """The critic's parameters after some epochs, flat."""
+    policy = copy.deepcopy(model.policy)
+    change(policy)
+    policy.optimizer = policy.optimizer_class(policy.parameters(), lr=1e-2, **policy.optimizer_kwargs)
+    actor = tuple(param for name, param in policy.named_parameters() if "value" not in name and "vf" not in name)
+    np.random.seed(0)
+    fit_values(policy, model.rollout_buffer, 16, 3, actor)
+    acting = set(actor)
+    return [param.detach().numpy().flatten() for param in policy.parameters() if param not in acting]
+
+
+@pytest.mark.parametrize("kind", ["einsum", "contiguous", "ensemble"])
+def test_a_critic_may_lay_its_gradients_out_differently(kind):
+    model = small(policy_kwargs={"net_arch": [6, 5]})
+    collect(model)
+
+    def odd(policy):
+        layers = policy.mlp_extractor.value_net
+        for i in (0, 2):
+            layers[i] = OddLinear(layers[i], kind)
+
+    # the parameters' order differs: those of the odd layers come first as often as not
+    plain, changed = (sorted(map(np.sum, fitted(model, change))) for change in (lambda policy: None, odd))
+    np.testing.assert_allclose(changed, plain, rtol=1e-4, atol=1e-5)
+
+
+class Convolution(BaseFeaturesExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 8)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(4 * 16, 8)
+
+    def forward(self, observations):
+        return self.linear(self.conv(observations).relu().flatten(1)).tanh()
+
+
+def test_a_critic_may_lay_its_images_out_differently():
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": Convolution, "share_features_extractor": False}
+    space = spaces.Box(0, 255, (3, 6, 6), np.uint8)
+    model = small(policy="CnnPolicy", observation_space=space, policy_kwargs=policy_kwargs)
+    collect(model)
+
+    class ChannelsLast(Convolution):
+        def forward(self, observations):
+            return super().forward(observations.contiguous(memory_format=th.channels_last))
+
+    def channels_last(policy):
+        policy.vf_features_extractor.__class__ = ChannelsLast
+
+    plain, changed = (fitted(model, change) for change in (lambda policy: None, channels_last))
+    for one, other in zip(plain, changed, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ 3. hooks on gradients
+
+HOOKED = """
+import sys
+import torch as th
+from tests.helpers import make_model, collect
+from sb3_uatrpo import UATRPO
+
+model = make_model(UATRPO, "box", double=False, n_projections=8)
+seen = []
+for param in model.policy.parameters():
+    param.register_hook(lambda g: seen.append((type(g), g.data.reshape(-1).norm().item())))
+for module in model.policy.modules():
+    module.register_full_backward_hook(lambda module, _, above: seen.append((type(above[0]), above[0].sum().item())))
+collect(model)
+model.train()
+assert seen, "nobody was called"
+assert {kind for kind, _ in seen} == {th.Tensor}, seen[:3]
+print("fine")
+"""
+
+
+def test_hooks_on_gradients_see_ordinary_tensors():
+    """In a process of its own: some of these ended it."""
+    result = subprocess.run([sys.executable, "-c", HOOKED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout == "fine\n", result.stderr
+
+
+@pytest.mark.parametrize("extractor", ["plain", "convolution"])
+def test_hooks_on_gradients_that_only_look_change_nothing_and_those_that_change_are_obeyed(extractor):
+    """They are called with the policy gradient and with the critic's gradients, not with the curvature products'."""
+    kwargs = {"n_critic_updates": 0}
+    if extractor == "convolution":
+        space = spaces.Box(0, 255, (3, 6, 6), np.uint8)
+        policy_kwargs = {"net_arch": [], "features_extractor_class": Convolution}
+        kwargs |= {"policy": "CnnPolicy", "observation_space": space, "policy_kwargs": policy_kwargs}
+    models = {}
+    calls = []
+    for kind in ("none", "looks", "zero"):
+        model = models[kind] = small(**kwargs)
+        collect(model)
+        weight = model.policy.action_net.weight
+        if kind == "looks":
+            weight.register_hook(lambda g: calls.append(g.norm().item()))
+            model.policy.action_net.register_full_backward_hook(lambda *args: calls.append(0.0))
+        elif kind == "zero":
+            weight.register_hook(th.zeros_like)
+        found = []
+        find = model._find_direction
+        model._find_direction = lambda estimates, found=found, find=find: (
+            found.append(estimates.gradient) or find(estimates)
+        )
+        model.train()
+        models[kind] = (actor_vector(model), found[0], model)
+    np.testing.assert_allclose(models["looks"][0], models["none"][0], rtol=1e-5, atol=1e-6)
+    assert len(calls) == 2
+    names = [name for name, _ in models["zero"][2].policy.named_parameters() if "value_net" not in name]
+    sizes = dict(models["zero"][2].policy.named_parameters())
+    start = sum(sizes[name].numel() for name in names[: names.index("action_net.weight")])
+    part = slice(start, start + sizes["action_net.weight"].numel())
+    assert not models["zero"][1][part].any()
+    assert models["none"][1][part].all()
+
+
+# -------------------------------------------------------------------------------- 4. policies that change in a rollout
+
+
+class ChangesPolicy(cb.BaseCallback):
+    def __init__(self, change, at: int = 10):
+        super().__init__()
+        self.change, self.at = change, at
+
+    def _on_step(self) -> bool:
+        if self.n_calls == self.at:
+            with th.no_grad():
+                self.change(self.model.policy)
+        return True
+
+
+def load_other_weights(policy):
+    policy.load_state_dict({key: 0.5 * value for key, value in policy.state_dict().items()})
+
+
+def other_parameter(policy):
+    policy.action_net.weight = nn.Parameter(-policy.action_net.weight.detach())
+
+
+def other_layer(policy):
+    policy.value_net = nn.Linear(policy.value_net.in_features, 1).to(policy.device)
+    nn.init.constant_(policy.value_net.weight, 0.3)
+    nn.init.constant_(policy.value_net.bias, 0.1)
+
+
+def rebound(policy):
+    policy.value_net.weight.data = 2.0 * policy.value_net.weight.data
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda policy: policy.log_std.fill_(-1.0),
+        lambda policy: policy.log_std.data.fill_(-1.0),
+        lambda policy: policy.value_net.bias.data.add_(1.0),
+        lambda policy: policy.mlp_extractor.policy_net[0].weight.data.mul_(2.0),
+        load_other_weights,
+        other_parameter,
+        other_layer,
+        rebound,
+    ],
+    ids=[
+        "log_std", "log_std.data", "value_net.bias.data", "policy_net.weight.data", "load_state_dict",
+        "other_parameter", "other_layer", "rebound",
+    ],
+)  # fmt: skip
+def test_a_policy_may_change_in_the_middle_of_a_rollout(change):
+    as_sb3(make_callback=lambda: ChangesPolicy(change))
+
+
+# ------------------------------------------------------------------------------------------ 5. networks of other kinds
+
+
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x[:, :1] + super().forward(x)
+
+
+class NotIterable(nn.Module):
+    def __init__(self, layers: nn.Sequential):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def residual(policy):
+    policy.mlp_extractor.policy_net = Residual(*policy.mlp_extractor.policy_net)
+
+
+def not_iterable(policy):
+    policy.mlp_extractor.policy_net = NotIterable(policy.mlp_extractor.policy_net)
+
+
+def patched_forward(policy):
+    net = policy.mlp_extractor.policy_net
+    forward = net.forward
+    net.forward = lambda x: 1.5 * forward(x)
+
+
+def own_distribution(policy):
+    def get_distribution(obs):
+        latent = policy.mlp_extractor.forward_actor(policy.extract_features(obs, policy.features_extractor))
+        mean = policy.action_net(latent) + policy.action_net(latent**2)
+        return policy.action_dist.proba_distribution(mean, policy.log_std)
+
+    policy.get_distribution = get_distribution
+
+
+class MixesSteps(nn.Module):
+    """No parameters, but what comes out for one step depends on the others."""
+
+    def forward(self, x):
+        return th.tanh(x - 0.5 * x.mean(dim=0))
+
+
+@pytest.mark.parametrize("change", [residual, not_iterable, patched_forward])
+def test_networks_of_other_kinds_act_and_are_updated(change):
+    as_sb3(change)
+    model = small(policy=DoublePolicy, n_envs=2)
+    change(model.policy)
+    check_updates(model, n_updates=2)
+
+
+def test_a_replaced_distribution_is_that_of_the_updates():
+    """Stable-Baselines3's rollouts do not ask ``get_distribution``; updates do."""
+    as_sb3(own_distribution)
+    model = small(policy=DoublePolicy, n_envs=2)
+    own_distribution(model.policy)
+    check_updates(model, n_updates=2)
+
+
+def test_layers_that_mix_steps_act_as_in_stable_baselines3():
+    ours, _ = as_sb3(policy_kwargs={"net_arch": [4], "activation_fn": MixesSteps})
+    ours.train()
+    assert np.isfinite(actor_vector(ours)).all()
+
+
+# --------------------------------------------------------------------------------------------------- 6. forward hooks
+
+SUBMODULES = (
+    "features_extractor",
+    "features_extractor.flatten",
+    "mlp_extractor",
+    "mlp_extractor.policy_net",
+    "mlp_extractor.policy_net.0",
+    "mlp_extractor.policy_net.1",
+    "mlp_extractor.value_net",
+    "mlp_extractor.value_net.1",
+    "action_net",
+    "value_net",
+)
+
+
+def scaled(output):
+    return tuple(1.5 * part for part in output) if isinstance(output, tuple) else 1.5 * output
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_forward_hooks_act_in_rollouts(name, pre):
+
+    def change(policy):
+        module = policy.get_submodule(name)
+        if pre:
+            module.register_forward_pre_hook(lambda module, inputs: tuple(1.5 * part for part in inputs))
+        else:
+            module.register_forward_hook(lambda module, inputs, output: scaled(output))
+
+    as_sb3(change)
+
+
+@pytest.mark.parametrize("name", [name for name in SUBMODULES if "value_net" not in name and name != "mlp_extractor"])
+def test_forward_hooks_act_in_updates(name):
+    model = small(policy=DoublePolicy, n_envs=2)
+    module = model.policy.get_submodule(name)
+    module.register_forward_hook(lambda module, inputs, output: output + output**2)
+    check_updates(model, n_updates=2)
+
+
+def test_a_hook_that_counts_the_critics_calls_counts_each_step():
+    calls = []
+    filled(True, lambda policy: policy.value_net.register_forward_hook(lambda *args: calls.append(1)))
+    assert len(calls) >= 48
+
+
+# -------------------------------------------------------------------------------------------------------- 7. threads
+
+
+def settings_of_torch():
+    return (
+        th.distributions.Distribution._validate_args,
+        th.backends.cuda.flash_sdp_enabled(),
+        th.backends.cuda.mem_efficient_sdp_enabled(),
+        th.backends.cuda.math_sdp_enabled(),
+    )
+
+
+def test_an_update_leaves_the_settings_of_other_threads_alone():
+    """In the middle of one model's update another one acts: settings are as ever, and NaN actions are refused."""
+    learner, actor = small(), small()
+    collect(learner)
+    with th.no_grad():
+        actor.policy.action_net.bias.fill_(th.nan)
+    before, seen, errors = settings_of_torch(), [], []
+
+    def act():
+        seen.append(settings_of_torch())
+        try:
+            collect(actor)
+        except ValueError as error:
+            errors.append(str(error))
+
+    find = learner._find_direction
+
+    def find_while_another_acts(estimates):
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+        return find(estimates)
+
+    learner._find_direction = find_while_another_acts
+    learner.train()
+    assert seen == [before]
+    assert len(errors) == 1
+    assert "to satisfy the constraint" in errors[0]
+    assert settings_of_torch() == before
+
+
+class Attention(BaseFeaturesExtractor):
+    """Attention by its function and by its module."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 8)
+        self.embed = nn.Linear(1, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, observations):
+        tokens = self.embed(observations[..., None])
+        attended = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.attention(attended, tokens, tokens, need_weights=False)[0].mean(dim=1)
+
+
+def test_several_models_learn_in_several_threads():
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": Attention}
+    before = settings_of_torch()
+    models = [small(policy_kwargs=policy_kwargs, n_steps=16, batch_size=16) for _ in range(3)]
+    errors = []
+
+    def learn(model):
+        try:
+            model.learn(5 * 16)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=learn, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert settings_of_torch() == before
+    assert all(model._n_updates == 5 for model in models)
+
+
+# -------------------------------------------------------------------------------------------------------- 8. compile
+
+
+def test_a_compiled_policy_trains(monkeypatch):
+    # torch.compile switches off the checks of distributions for the whole process
+    distribution = th.distributions.Distribution
+    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
+    models = [small(n_steps=16, batch_size=16) for _ in range(2)]
+    models[0].policy = th.compile(models[0].policy, backend="eager")
+    for model in models:
+        model.set_random_seed(0)
+        model.learn(3 * 16)
+    assert logged(models[0])["step_fraction"] > 0
+    np.testing.assert_allclose(actor_vector(models[0]), actor_vector(models[1]), rtol=1e-4, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- 9. buffers
+
+
+class NoAdvantages(RolloutBuffer):
+    def _get_samples(self, batch_inds, env=None):
+        samples = super()._get_samples(batch_inds, env)
+        return samples._replace(advantages=th.zeros_like(samples.advantages))
+
+
+class NoAdvantagesEither(RolloutBuffer):
+    def get(self, batch_size=None):
+        for samples in super().get(batch_size):
+            yield samples._replace(advantages=th.zeros_like(samples.advantages))
+
+
+@pytest.mark.parametrize("buffer", [NoAdvantages, NoAdvantagesEither])
+def test_a_buffer_with_samples_of_its_own_is_honoured_by_the_actor(buffer):
+    model = small(rollout_buffer_class=buffer, n_envs=2)
+    collect(model)
+    with pytest.warns(UserWarning, match="the update direction is zero"):
+        model.train()
+
+
+class PlainOverride(RolloutBuffer):
+    def _get_samples(self, batch_inds, env=None):
+        return super()._get_samples(batch_inds, env)
+
+
+def test_a_buffer_whose_samples_are_the_usual_ones_changes_nothing():
+    models = [small(rollout_buffer_class=buffer, n_envs=2) for buffer in (RolloutBuffer, PlainOverride)]
+    for model in models:
+        model.set_random_seed(0)
+        model.learn(3 * 96)
+    assert np.array_equal(*map(actor_vector, models))
+
+
+def test_a_half_full_buffer_is_refused_as_ppo_refuses_it():
+    model = small()
+    ppo = PPO("MlpPolicy", model.env, n_steps=48, batch_size=16, device="cpu")
+    for each in (model, ppo):
+        each.learn(48, callback=lambda locals_, globals_: locals_["n_steps"] < 20)
+        each._n_updates = 0
+        with pytest.raises(AssertionError):
+            each.train()
+    assert model._n_updates == 0
+
+
+# --------------------------------------------------------------------------------------------------------- 10. memory
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most bytes that an operation of torch makes."""
+
+    n_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in th.utils._pytree.tree_leaves(made):
+            if isinstance(tensor, th.Tensor):
+                self.n_bytes = max(self.n_bytes, tensor.numel() * tensor.element_size())
+        return made
+
+
+@pytest.mark.parametrize("kind", ["images", "vectors"])
+def test_the_memory_of_deferred_evaluation_is_bounded_in_bytes(kind):
+    if kind == "images":
+        space = spaces.Box(0, 255, (3, 224, 224), np.uint8)
+    else:
+        space = spaces.Box(-1.0, 1.0, (3 * 224 * 224,), np.float32)
+    model = small("discrete", observation_space=space, n_steps=64, n_projections=1, policy_kwargs={"net_arch": [2]})
+    model._setup_learn(10**9)
+    callback = cb.CallbackList([])
+    callback.init_callback(model)
+    with LargestTensor() as largest:
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, 64)
+    assert largest.n_bytes <= 16 * 2**20
+
+
+# ----------------------------------------------------------------------------------------------- 11. the start-up hook
+
+
+@pytest.fixture(scope="module")
+def fake_zoo(tmp_path_factory) -> Path:
+    """A package called rl_zoo3, in a folder and in an archive."""
+    folder = tmp_path_factory.mktemp("zoo")
+    package = folder / "plain" / "rl_zoo3"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "utils.py").write_text("ALGOS = {}\n")
+    (package / "utils_hidden.py").write_text("ALGOS = {}\n")
+    (package / "other.py").write_text("ALGOS = {}\n")
+    with zipfile.ZipFile(folder / "zoo.zip", "w") as archive:
+        for path in package.iterdir():
+            archive.write(path, f"rl_zoo3/{path.name}")
+    return folder
+
+
+ANOTHER_FINDER = """
+import importlib.util
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] == 'rl_zoo3':
+            tail = name.split('.')[1:] or ['__init__']
+            return importlib.util.spec_from_file_location(
+                name, PLACE + '/plain/rl_zoo3/' + tail[0] + ('.py' if tail == ['__init__'] else '_hidden.py'),
+                submodule_search_locations=[] if tail == ['__init__'] else None)
+sys.meta_path.insert(1, Finder())
+"""
+KNOWN = "assert 'uatrpo' in rl_zoo3.utils.ALGOS, rl_zoo3.utils.ALGOS\n"
+HOOKS = {
+    "from an archive": (
+        "sys.path.insert(0, PLACE + '/zoo.zip')\nimport rl_zoo3.utils, rl_zoo3.other\n"
+        + KNOWN
+        + "assert 'exec_module' not in vars(rl_zoo3.other.__spec__.loader)\n"
+        "assert rl_zoo3.utils.__loader__ is rl_zoo3.utils.__spec__.loader is not None\n"
+        "assert type(rl_zoo3.utils.__loader__) is type(rl_zoo3.other.__loader__)\n"
+    ),
+    "behind another finder": ANOTHER_FINDER
+    + "import rl_zoo3\nrl_zoo3.__path__ = []\nimport rl_zoo3.utils\n"
+    + KNOWN
+    + "assert rl_zoo3.utils.__file__.endswith('utils_hidden.py')\n",
+    "pickled specs": (
+        "sys.path.insert(0, PLACE + '/plain')\nimport rl_zoo3\nimport importlib.util, pickle\n"
+        "pickle.loads(pickle.dumps(importlib.util.find_spec('rl_zoo3.utils')))\n"
+        "import rl_zoo3.utils\n"
+        "pickle.loads(pickle.dumps(rl_zoo3.utils.__spec__))\n" + KNOWN
+    ),
+    "warnings are errors": (
+        "import warnings\nwarnings.simplefilter('error')\nsys.modules['sb3_uatrpo'] = None\n"
+        "sys.path.insert(0, PLACE + '/plain')\nimport rl_zoo3.utils\nassert rl_zoo3.utils.ALGOS == {}\n"
+    ),
+    "reloaded": (
+        "sys.path.insert(0, PLACE + '/plain')\nimport importlib, rl_zoo3.utils\n"
+        "importlib.reload(rl_zoo3.utils)\n"
+        "import inspect\nassert 'ALGOS' in inspect.getsource(rl_zoo3.utils)\n" + KNOWN
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOOKS)
+def test_the_start_up_hook_harms_nobody(case, fake_zoo):
+    code = f"import sys\nPLACE = {str(fake_zoo)!r}\nsys.path.insert(0, {str(ROOT)!r})\n"
+    # as the path file would, but here without it
+    code += "sys.meta_path = [f for f in sys.meta_path if type(f).__module__ != 'sb3_uatrpo_zoo_hook']\n"
+    code += "sys.modules.pop('sb3_uatrpo_zoo_hook', None)\nimport sb3_uatrpo_zoo_hook\n"
+    code += HOOKS[case] + "print('fine')\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "fine\n", result.stderr
+
+
+# ------------------------------------------------------------------------------------------ 12. β after construction
+
+
+def test_another_beta_takes_effect():
+    model = small()
+    model.learn(48)
+    model.ema_beta = 0.5
+    model.learn(48)
+    assert model.sketch.ema_weight.item() == pytest.approx(0.1 + 0.5 * 0.9)
+    model.ema_beta = 0.0
+    model.learn(48)
+    assert model.sketch.y_fisher.numel() == 0
+    model.ema_beta = 0.9
+    model.learn(48)
+    assert model.sketch.ema_weight.item() == pytest.approx(0.1)
+    assert model.sketch.y_fisher.any()
+
+
+# --------------------------------------------------------------------------------------------- 13. what callbacks read
+
+
+def doubled(values: th.Tensor) -> th.Tensor:
+    return 2.0 * values
+
+
+class Reads(cb.BaseCallback):
+    """Reads in one way at every third step."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.seen = read, []
+
+    def _on_step(self) -> bool:
+        if self.n_calls % 3 == 0:
+            self.seen.append(np.asarray(self.read(self.locals)).copy())
+        return True
+
+
+READS = {
+    "tensor": lambda found: th.tensor(found["values"]),
+    "scripted": lambda found: th.jit.script(doubled)(found["values"]),
+    "in place": lambda found: found["values"].add_(1.0),
+    "log_probs in place": lambda found: found["log_probs"].mul_(2.0),
+    "copied": lambda found: dict(found)["values"],
+    "starred": lambda found: (lambda values, **rest: values)(**found),
+    "get": lambda found: found.get("values"),
+    "items": lambda found: dict(list(found.items()))["log_probs"],
+    "merged": lambda found: (found | {})["values"],
+    "merged, on the right": lambda found: ({} | found)["values"],
+    "data pointer": lambda found: [found["values"].data_ptr() != 0],
+    "popped": lambda found: found.pop("values"),
+    "deep copy": lambda found: copy.deepcopy({"a": found["values"]})["a"],
+    "formatted": lambda found: [float(str(found["values"].flatten()[0].item()))],
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_callbacks_may_read_and_write_in_any_way(way):
+    callbacks = []
+
+    def make_callback():
+        callbacks.append(Reads(READS[way]))
+        return callbacks[-1]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="To copy construct from a tensor")
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        as_sb3(make_callback=make_callback)
+    ours, theirs = (callback.seen for callback in callbacks)
+    assert len(ours) == 16
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ 14. smaller things
+
+
+def test_parameters_of_a_model_with_other_frozen_layers_restart_the_sketch():
+    models = [small(policy_kwargs={"net_arch": [4, 4, 4]}) for _ in range(2)]
+    for model, i in zip(models, (2, 4), strict=True):
+        model.policy.mlp_extractor.policy_net[i].weight.requires_grad_(False)
+        model.learn(48)
+    models[1].set_parameters(models[0].get_parameters())
+    with pytest.warns(UserWarning, match="starts afresh"):
+        models[1].learn(48)
+    assert models[1].sketch.ema_weight.item() == pytest.approx(0.1)
+
+
+def test_the_mode_of_a_new_policy_is_that_of_stable_baselines3():
+    model = small()
+    assert model.policy.training == PPO("MlpPolicy", model.env, device="cpu").policy.training
+
+
+def test_verbose_may_be_true(capsys):
+    UATRPO("MlpPolicy", "CartPole-v1", verbose=True, device="cpu")
+    assert "The sketch of" in capsys.readouterr().out
+
+
+class Shapes(cb.BaseCallback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def note(self):
+        self.seen.append({key: self.locals[key].shape for key in ("actions", "clipped_actions", "values", "log_probs")})
+
+    def _on_step(self) -> bool:
+        self.note()
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.note()
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_shapes_of_what_callbacks_see(action_space):
+    seen = []
+    for fast in (True, False):
+        shapes = Shapes()
+        filled(fast, callback=shapes, action_space=action_space)
+        seen.append(shapes.seen)
+    assert seen[0] == seen[1]
+
+
+# --------------------------------------------------------------------------------- the fast path stays where it belongs
+
+
+def calls_of_the_policy(monkeypatch, run) -> int:
+    """How often acting went through the policy's own forward."""
+    calls = []
+    forward = ActorCriticPolicy.forward
+
+    def counted(self, *args, **kwargs):
+        calls.append(1)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(ActorCriticPolicy, "forward", counted)
+    run()
+    return len(calls)
+
+
+def zoo_callbacks(tmp_path) -> list[cb.BaseCallback]:
+    """What RL Zoo attaches."""
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    eval_env = DummyVecEnv([lambda: NoiseEnv(ACTION_SPACES["box"])])
+    return [
+        cb.EvalCallback(eval_env, eval_freq=40, n_eval_episodes=1, verbose=0, warn=False),
+        cb.CheckpointCallback(40, str(tmp_path)),
+    ]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("action_space", ["box", "discrete", "multi_discrete", "multi_binary"])
+def test_the_fast_path_is_taken_under_usual_callbacks(action_space, watched, monkeypatch, tmp_path):
+    from sb3_uatrpo.study.diagnostics import UpdateRecorder
+
+    model = small(action_space, n_envs=2)
+    callbacks = zoo_callbacks(tmp_path) if watched and action_space == "box" else []
+    if watched:
+        callbacks += [UpdateRecorder(lambda n: None, 1), cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
+    # no more than the proof, once a rollout
+    assert calls_of_the_policy(monkeypatch, lambda: model.learn(3 * 96, callback=callbacks)) <= 3
+    assert calls_of_the_policy(monkeypatch, lambda: filled(False)) == 48
+
+
+def test_everything_that_was_collected_is_the_same_with_usual_callbacks(tmp_path):
+    as_sb3(make_callback=lambda: zoo_callbacks(tmp_path))
