@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import assert_type
 
 from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy, __version__, study
-from sb3_uatrpo.study.settings import plan
+from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.worker import run_one
 from sb3_uatrpo.zoo import register
 

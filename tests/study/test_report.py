@@ -13,12 +13,9 @@ import pytest
 import yaml
 
 from sb3_uatrpo import study
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.groups import group_records, in_order
-from sb3_uatrpo.study.pictures import PICTURES
-from sb3_uatrpo.study.record import write_record
-from sb3_uatrpo.study.report import read_folder, report
-from sb3_uatrpo.study.results import Results, pairs_of
+from sb3_uatrpo.study.plots import PICTURES
+from sb3_uatrpo.study.record import StudyError, write_record
+from sb3_uatrpo.study.report import Results, evaluations, in_order, pairs_of, read_folder, report, tabulate_runs
 from sb3_uatrpo.study.zoo_folder import read_zoo_folder
 from tests.study.synthetic import make_folder, make_record, make_study
 
@@ -187,7 +184,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
 
 def test_settings_are_told_apart_or_refused(tmp_path):
     records = [
-        make_record(seed=seed, settings={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
+        make_record(seed=seed, hyperparameters={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
         for coef, final in ((0.001, 100.0), (0.01, 200.0))
         for seed in range(2)
     ]
@@ -207,7 +204,7 @@ def test_settings_are_told_apart_or_refused(tmp_path):
 def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path):
     names = ("batch_size", "gae_lambda", "learning_rate", "n_critic_updates", "sub_sampling_factor")
     records = [
-        make_record(env_id=env_id, seed=seed, settings=dict.fromkeys(names, value))
+        make_record(env_id=env_id, seed=seed, hyperparameters=dict.fromkeys(names, value))
         for env_id in ("Hopper-v4", "HalfCheetah-v4")
         for value in (0.25, 0.5)
         for seed in range(2)
@@ -220,12 +217,12 @@ def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path):
 
 def test_a_difference_names_what_else_differs(tmp_path):
     theirs = {"gamma": 0.99, "n_envs": 2, "target_kl": 0.04}
-    records = [make_record(seed=seed, settings={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
-    records += [make_record("trpo", seed=seed, settings=theirs) for seed in range(2)]
+    records = [make_record(seed=seed, hyperparameters={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
+    records += [make_record("trpo", seed=seed, hyperparameters=theirs) for seed in range(2)]
     folder = write(tmp_path / "study", *records)
     said = section(report(folder, tmp_path / "report").read_text(encoding="utf-8"), "Differences")
     assert "- uatrpo − trpo on Hopper-v4: gamma 0.995 and 0.99\n" in said
-    alike = [make_record("trpo", seed=seed, settings={"gamma": 0.995}) for seed in range(2)]
+    alike = [make_record("trpo", seed=seed, hyperparameters={"gamma": 0.995}) for seed in range(2)]
     folder = write(tmp_path / "alike", *records[:2], *alike)
     assert "Not only the algorithms differ" not in report(folder, tmp_path / "report").read_text(encoding="utf-8")
 
@@ -239,27 +236,57 @@ def test_runs_of_different_length_are_refused(tmp_path):
 
 
 def test_a_setting_that_one_lacks_and_other_evaluations_count():
-    a = make_record(seed=0, settings={"gamma": 0.9})
-    b = make_record(seed=0, settings={"gamma": 0.9, "gae_lambda": 0.9}, eval_freq=0)
-    labels = [group.label for group in group_records([a, b], separate_settings=True)]
+    a = make_record(seed=0, hyperparameters={"gamma": 0.9})
+    b = make_record(seed=0, hyperparameters={"gamma": 0.9, "gae_lambda": 0.9}, eval_freq=0)
+    labels = tabulate_runs([a, b], separate_settings=True).algorithm.tolist()
     assert labels == ["uatrpo (eval_freq=0, gae_lambda=0.9)", "uatrpo (eval_freq=2000, no gae_lambda)"]
 
 
 def test_other_evaluations_are_no_other_training():
     """Unless one training would count twice."""
     a, b = make_record(seed=0, eval_freq=0), make_record(seed=1)
-    (group,) = group_records([a, b])
-    assert group.records == (a, b)
-    assert group.label == "uatrpo"
+    runs = tabulate_runs([a, b])
+    assert runs.record.tolist() == [a, b]
+    assert runs.algorithm.tolist() == ["uatrpo"] * 2
     with pytest.raises(StudyError, match=r"has eval_freq=0 .* and eval_freq=2000"):
-        group_records([a, b, make_record(seed=0)])
+        tabulate_runs([a, b, make_record(seed=0)])
+
+
+def test_named_variants_are_compared_under_their_names(tmp_path):
+    """Beside the plain algorithm, whatever was varied for both."""
+    records = [
+        make_record(seed=seed, variant=variant, hyperparameters={"uncertainty_coef": coef, "noise": noise})
+        for name, coef in (("", 0.1), ("no covariance", 0.0))
+        for noise, condition in ((0, ""), (1, "noise=1"))
+        for variant in [",".join(filter(None, [name, condition]))]
+        for seed in range(2)
+    ]
+    text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
+    labels = ("uatrpo", "uatrpo (no covariance)")
+    expected = [["Hopper-v4", variant, label] for variant in ("–", "noise=1") for label in labels]
+    assert [row[:3] for row in rows(section(text, "Returns"))] == expected
+    assert [row[2] for row in rows(section(text, "Differences"))] == ["uatrpo − uatrpo (no covariance)"] * 2
+
+
+def test_success_rates(tmp_path):
+    records = []
+    for seed, successes in enumerate(([0.0] * 91 + [1.0] * 9, [None] * 91 + [1.0, 0.0, None] * 3)):
+        record = make_record(seed=seed)
+        # some algorithm's environment reports none
+        records += [record, make_record("ppo", seed=seed)]
+        record.episodes["is_success"] = successes
+        record.evaluations["is_success"] = [[0.0, 1.0] for _ in record.evaluations["timesteps"]]
+    text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
+    (row,) = rows(section(text, "Success rates"))
+    # nine of ten, and half of those that said
+    assert row == ["Hopper-v4", "–", "uatrpo", "2", "70.0% ± 20.0%", "50.0% to 90.0%", "50.0% ± 0.0%"]
 
 
 def test_variants_are_groups_of_their_own():
-    groups = group_records(
-        [make_record(variant=v, settings={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
+    runs = tabulate_runs(
+        [make_record(variant=v, hyperparameters={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
     )
-    assert [(group.variant, group.label) for group in groups] == [("", "uatrpo"), ("noise=1", "uatrpo")]
+    assert runs[["variant", "algorithm"]].to_numpy().tolist() == [["", "uatrpo"], ["noise=1", "uatrpo"]]
 
 
 def test_order():
@@ -267,6 +294,8 @@ def test_order():
 
 
 def test_uatrpo_is_compared_with_every_other_one():
+    names = in_order(["trpo_matched", "uatrpo_shrinkage", "uatrpo", "uatrpo (no covariance)"])
+    assert names == ["uatrpo", "uatrpo (no covariance)", "uatrpo_shrinkage", "trpo_matched"]
     labels = ["uatrpo (gamma=0.9)", "uatrpo (gamma=1)", "ppo", "trpo"]
     expected = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
     assert pairs_of(labels, None) == tuple((labels[i], labels[j]) for i, j in expected)
@@ -286,7 +315,7 @@ def test_titles_are_broken_between_settings_and_a_dollar_is_one(tmp_path):
     records = [make_record(variant=v) for v in ("noise=1,trust_region_delta=0.03,layers=[64, 64]", "cost=$x^2$,y=$")]
     text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
     assert "cost=$x^2$,y=$" in text
-    results = Results(tmp_path, tuple(group_records(records)), (), (), 0.2)
+    results = Results(tabulate_runs(records), (), 0.2)
     titles = {ax.get_title() for ax in PICTURES["learning_curves"](results).axes}
     assert "Hopper-v4, noise=1,\ntrust_region_delta=0.03,\nlayers=[64, 64]" in titles
 
@@ -294,8 +323,7 @@ def test_titles_are_broken_between_settings_and_a_dollar_is_one(tmp_path):
 def test_evaluations_at_steps_that_all_runs_share():
     short = make_record(seed=1, final=10.0)
     short = dataclasses.replace(short, evaluations={"timesteps": [2000, 4000], "returns": [[1.0], [2.0, 4.0]]})
-    (group,) = group_records([make_record(seed=0, final=10.0), short])
-    timesteps, means = group.evaluations
+    timesteps, means = evaluations(tabulate_runs([make_record(seed=0, final=10.0), short]))
     np.testing.assert_array_equal(timesteps, [2000, 4000])
     np.testing.assert_array_equal(means, [[11.0, 11.0], [1.0, 3.0]])
 
@@ -374,7 +402,7 @@ def test_a_folder_of_rl_zoos(tmp_path):
     assert not bad
     assert (record.spec.algo, record.spec.env_id, record.spec.seed) == ("uatrpo", "CartPole-v1", 0)
     assert record.spec.n_timesteps == 1000
-    assert record.spec.settings == {"n_envs": 2, "policy": "MlpPolicy"}
+    assert record.spec.hyperparameters == {"n_envs": 2, "policy": "MlpPolicy"}
     # two environments of 50 steps each, stepped together
     assert record.episodes["timesteps"] == [t for t in range(100, 1001, 100) for _ in range(2)]
     assert sorted(set(record.episodes["returns"])) == [10.0, 11.0]
@@ -434,8 +462,6 @@ def test_a_configuration_makes_no_objects(tmp_path):
 def test_the_public_names_are_there():
     for name in study.__all__:
         assert getattr(study, name).__module__.startswith("sb3_uatrpo.study.")
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        study.nothing  # noqa: B018
 
 
 def test_importing_is_light():
@@ -443,6 +469,6 @@ def test_importing_is_light():
         code = f"import sys; {code}; print(sorted(m for m in sys.modules if m.startswith({modules})))"
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
-    heavy = "('scipy', 'rliable', 'seaborn', 'ray', 'pebble')"
+    heavy = "('scipy', 'rliable', 'seaborn', 'ray', 'pandas', 'matplotlib')"
     assert loaded("from sb3_uatrpo.study import Record, StudyError, cvar", heavy) == "[]\n"
     assert loaded("import sb3_uatrpo", "'sb3_uatrpo.study'") == "[]\n"

@@ -17,10 +17,9 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import PPO
 
 from sb3_uatrpo.study import __main__ as command_line
-from sb3_uatrpo.study.executors import run_quietly
+from sb3_uatrpo.study.driver import POLL, Outcome, Result, RunProcess, run_study
+from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.record import read_record, read_records, write_record
-from sb3_uatrpo.study.runner import POLL, Outcome, run_study
-from sb3_uatrpo.study.settings import plan
 from sb3_uatrpo.study.study_folder import StudyFolder
 from sb3_uatrpo.study.worker import failed_record, run_one
 from tests.study.synthetic import make_folder, make_record
@@ -152,7 +151,7 @@ def test_a_run_is_the_one_of_rl_zoo(tmp_path):
     monitors = (tmp_path / "ppo" / "CartPole-v1_1").glob("*.monitor.csv")
     theirs = sorted(float(line.split(",")[0]) for file in monitors for line in file.read_text().splitlines()[2:])
     (spec,) = plan(["ppo"], ["CartPole-v1"], [5], 1000, params, eval_freq=0)
-    assert spec.settings["n_envs"] > 1
+    assert spec.hyperparameters["n_envs"] > 1
     assert sorted(run_one(spec).episodes["returns"]) == theirs
 
 
@@ -217,7 +216,10 @@ def test_a_run_leaves_the_terminal_and_the_folder_alone(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     params = ["n_steps:100", "batch_size:50"]
     (spec,) = plan(["uatrpo"], ["HalfCheetah-v4"], [0], 100, params, eval_freq=0)
-    assert run_quietly(spec, lambda steps: None).status == "done"
+    process = RunProcess(spec)
+    wait_for(process.has_ended)
+    assert process.result().record.status == "done"
+    assert not process.path.exists()
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
 
@@ -285,7 +287,7 @@ def test_failures_corruption_parts_and_changed_settings(tmp_path, finish):
     said = finish([*words, "--params", "trust_region_delta:0.02", "--shard", "1/2"])
     assert "have a record already" not in said
     records, _ = read_records(tmp_path / "study" / "records")
-    assert {record.spec.settings.get("trust_region_delta") for record in records} == {0.03, 0.02}
+    assert {record.spec.hyperparameters.get("trust_region_delta") for record in records} == {0.03, 0.02}
 
 
 def test_folders_are_merged(tmp_path, finish):
@@ -315,8 +317,8 @@ def test_a_killed_worker_takes_no_other_with_it(tmp_path):
     driver = start(command(tmp_path, "--jobs", "2", hold_from=1), OMP_NUM_THREADS="2")
     workers = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
     for worker in workers:
-        # fresh processes, not copies of the driver, whatever pebble calls the argument
-        assert b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        # fresh processes, not copies of the driver
+        assert b"sb3_uatrpo.study.worker" in Path(f"/proc/{worker}/cmdline").read_bytes()
         assert b"OMP_NUM_THREADS=1\0" in Path(f"/proc/{worker}/environ").read_bytes()
     os.kill(workers[0], signal.SIGKILL)
     let_go(tmp_path)
@@ -389,16 +391,17 @@ class Instant:
     capacity = 2
 
     def __init__(self, say):
-        self.records = []
+        self.results = []
         self.stopped = False
 
     def submit(self, spec):
-        self.records.append(replace(failed_record(spec, "", STARTED), status="done", traceback=None))
+        record = replace(failed_record(spec, "", STARTED), status="done", traceback=None)
+        self.results.append(Result(record, {}))
 
     def collect(self, timeout):
-        assert self.records, "nothing is under way"
-        records, self.records = self.records, []
-        return records
+        assert self.results, "nothing is under way"
+        results, self.results = self.results, []
+        return results
 
     def steps(self):
         return {}
@@ -424,7 +427,7 @@ def test_what_is_not_computed_yet_is_taken_over(tmp_path, monkeypatch):
         executors.append(Instant(say))
         return executors[0]
 
-    monkeypatch.setattr("sb3_uatrpo.study.runner.time.sleep", sleep)
+    monkeypatch.setattr("sb3_uatrpo.study.driver.time.sleep", sleep)
     assert run_study(specs, folder, make_executor) == Outcome(done=2, failed=[], n_skipped=0)
     assert slept == [POLL] * 2
     assert executors[0].stopped
@@ -465,7 +468,8 @@ OURS = ["--algo", "uatrpo", *PLAN[2:]]
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
         ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster is host:port or auto"),
         ("run", [*PLAN, "--nonsense"], "No such option"),
-        ("run", ["--algo", "ppo"], "Missing option"),
+        ("run", ["--algo", "ppo"], "nothing to run: give --env"),
+        ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo"),
         ("run", [*PLAN, "--folder", "NOT_A_STUDY"], "is not the folder of a study"),
         ("run", [*PLAN, "--folder", "NEWER"], "is a study of another format"),
         ("merge", ["NOT_A_STUDY"], "is not the folder of a study"),
@@ -517,5 +521,5 @@ def test_options_take_several_values():
 def test_imports_are_light():
     code = "import sys, sb3_uatrpo.study; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for heavy in ("rl_zoo3", "matplotlib", "pandas", "scipy", "ray", "rliable", "pebble", "click"):
+    for heavy in ("rl_zoo3", "matplotlib", "pandas", "scipy", "ray", "rliable", "rich", "click"):
         assert f"'{heavy}'" not in loaded
