@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -104,20 +105,25 @@ class RunProcess:
         self._folder.cleanup()
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """
     Computes runs in processes of their own. Every run that was submitted comes back, if not stopped.
 
-    ``capacity`` is how many runs it can have under way.
+    :param capacity: how many runs it can have under way
+    :param save_models: whether to keep what runs learn
     """
 
-    capacity: int
+    def __init__(self, capacity: int, save_models: bool = False) -> None:
+        self.capacity = capacity
+        self.save_models = save_models
 
+    @abstractmethod
     def submit(self, spec: RunSpec) -> None:
         """
         :param spec: a run to start, when there is room for it
         """
 
+    @abstractmethod
     def collect(self, timeout: float) -> list[Result]:
         """
         While runs are under way.
@@ -126,37 +132,26 @@ class Executor(Protocol):
         :return: results of the runs that have ended since the last call
         """
 
+    @abstractmethod
     def steps(self) -> dict[RunSpec, int]:
         """:return: the runs under way, and how many steps each has done"""
 
+    @abstractmethod
     def stop(self) -> None:
         """End the runs under way, and whatever the executor needed for them; nothing of others."""
 
 
-class ProcessExecutor:
-    """
-    Runs on this machine. One that is killed takes no other with it.
+class ProcessExecutor(Executor):
+    """Runs on this machine. One that is killed takes no other with it."""
 
-    :param n_jobs: most runs at a time
-    :param save_models: whether to keep what runs learn
-    """
-
-    def __init__(self, n_jobs: int, save_models: bool = False) -> None:
-        self.capacity = n_jobs
-        self.save_models = save_models
+    def __init__(self, capacity: int, save_models: bool = False) -> None:
+        super().__init__(capacity, save_models)
         self.processes: list[RunProcess] = []
 
     def submit(self, spec: RunSpec) -> None:
-        """
-        :param spec: a run to start
-        """
         self.processes.append(RunProcess(spec, self.save_models))
 
     def collect(self, timeout: float) -> list[Result]:
-        """
-        :param timeout: most seconds to wait for the first
-        :return: results of the runs that have ended since the last call
-        """
         end = time.monotonic() + timeout
         while not (ended := [process for process in self.processes if process.has_ended()]):
             if time.monotonic() > end:
@@ -166,11 +161,9 @@ class ProcessExecutor:
         return [process.result() for process in ended]
 
     def steps(self) -> dict[RunSpec, int]:
-        """:return: the runs under way, and how many steps each has done"""
         return {process.spec: process.steps() for process in self.processes}
 
     def stop(self) -> None:
-        """End the runs under way."""
         for process in self.processes:
             process.stop()
         self.processes.clear()

@@ -83,7 +83,7 @@ def plan(
     configs = _configs(conf_files, every_algo, algorithms)
     conditions = _conditions(vary or {})
     for name in vary or {}:
-        if any(name in own for own in [*overrides.values(), *(changes for _, _, changes in named)]):
+        if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
             raise StudyError(f"{name} is both overridden and varied: the variants would not be what they are called")
     specs = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
@@ -269,16 +269,16 @@ def _close_to(name: str, known: Iterable[str]) -> str:
 def _overrides(params: Sequence[str], algos: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What is overridden, by algorithm; what is said of one algorithm beats what is said of all."""
     common: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
+    by_algo: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
     for name, value in map(split_assignment, params):
         algo, dot, rest = name.partition(".")
-        if dot and algo not in own:
+        if dot and algo not in by_algo:
             raise StudyError(f"a hyperparameter of {algo!r}, which is not in the study: {name}")
         if dot:
-            own[algo][rest] = value
+            by_algo[algo][rest] = value
         else:
             common[name] = value
-    return {algo: common | own[algo] for algo in algos}
+    return {algo: common | by_algo[algo] for algo in algos}
 
 
 def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[str]) -> dict[str, str | None]:
@@ -301,7 +301,9 @@ def _named_variants(
     for name in variants:
         if not re.fullmatch(r"[^=,]*\S[^=,]*", str(name)):
             raise StudyError(f"the name of a variant has no '=' and no ',', but it is {name!r}")
-    named = [(algo, str(name), dict(own)) for name, by_algo in variants.items() for algo, own in by_algo.items()]
+    named = [
+        (algo, str(name), dict(changes)) for name, by_algo in variants.items() for algo, changes in by_algo.items()
+    ]
     return [*((algo, "", {}) for algo in algos), *named]
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from sb3_uatrpo.study.driver import Result, RunProcess
+from sb3_uatrpo.study.driver import Executor, Result, RunProcess
 from sb3_uatrpo.study.record import RunSpec, StudyError
 from sb3_uatrpo.study.worker import failed_record
 
 try:
-    import grpc
+    import grpc  # type: ignore[import-untyped]
     import ray
     from ray.exceptions import RayError, RayTaskError
 except ImportError as error:
@@ -67,7 +67,7 @@ class Attempt:
     steps: int | None = None
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """
     One Ray task for each run. A run that is lost, with its process or its node, is started again from its beginning;
     one that raises an exception is not.
@@ -88,10 +88,9 @@ class RayExecutor:
         n_retries: int = 3,
         save_models: bool = False,
     ) -> None:
-        self.capacity = n_jobs or MOST_SUBMITTED
+        super().__init__(n_jobs or MOST_SUBMITTED, save_models)
         self.say = say
         self.n_retries = n_retries
-        self.save_models = save_models
         # a connection that is there already is somebody else's to end
         self.connected_here = not ray.is_initialized()
         if self.connected_here:
@@ -101,19 +100,12 @@ class RayExecutor:
         self.attempts: dict[Any, Attempt] = {}
 
     def submit(self, spec: RunSpec) -> None:
-        """
-        :param spec: a run to start, when there is room for it
-        """
         self._start(Attempt(spec, 0, datetime.now(timezone.utc)))
 
     def _start(self, attempt: Attempt) -> None:
         self.attempts[self.task.remote(attempt.spec, self.save_models)] = attempt
 
     def collect(self, timeout: float) -> list[Result]:
-        """
-        :param timeout: most seconds to wait for the first
-        :return: results of the runs that have ended since the last call
-        """
         results: list[Result] = []
         end = time.monotonic() + timeout
         while self.attempts and not results and time.monotonic() < end:
@@ -144,14 +136,13 @@ class RayExecutor:
         return Result(*output)
 
     def steps(self) -> dict[RunSpec, int]:
-        """:return: the runs under way, and how many steps each has done"""
         return {attempt.spec: attempt.steps for attempt in self.attempts.values() if attempt.steps is not None}
 
     def stop(self) -> None:
-        """End the runs under way and the connection, if it was made here; the cluster stays as it is."""
         for outputs in self.attempts:
             ray.cancel(outputs, force=True)
         self.attempts.clear()
+        # the cluster stays as it is
         if self.connected_here:
             ray.shutdown()
 

@@ -378,24 +378,19 @@ class Results:
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """:return: a row for each environment, variant and pair of algorithms that both have runs there"""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for (env_id, variant), algorithms in self.panels.items():
             for first, second in self.pairs:
-                if first in algorithms and second in algorithms:
-                    x, y = algorithms[first].final_return, algorithms[second].final_return
-                    rows.append(
-                        {
-                            "environment": env_id,
-                            "variant": variant,
-                            "name": f"{first} − {second}",
-                            "first": algorithms[first],
-                            "second": algorithms[second],
-                            "mean": statistics.difference_of_means(x, y),
-                            "cvar": statistics.difference_of_cvars(x, y, self.kappa),
-                            "improvement": statistics.probability_of_improvement(x, y),
-                            "welch": statistics.welch_test(x, y),
-                        }
-                    )
+                if first not in algorithms or second not in algorithms:
+                    continue
+                x, y = algorithms[first].final_return, algorithms[second].final_return
+                row: dict[str, Any] = {"environment": env_id, "variant": variant, "name": f"{first} − {second}"}
+                row |= {"first": algorithms[first], "second": algorithms[second]}
+                row["mean"] = statistics.difference_of_means(x, y)
+                row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
+                row["improvement"] = statistics.probability_of_improvement(x, y)
+                row["welch"] = statistics.welch_test(x, y)
+                rows.append(row)
         return pd.DataFrame(rows)
 
     @cached_property
@@ -458,20 +453,13 @@ def _runs(runs: pd.DataFrame, unreadable: Sequence[tuple[Path, str]]) -> Iterato
         "are corrupted or repeat another run."
     )
     yield "## Runs"
-    yield _table(
-        "environment | variant | algorithm | done | failed | steps | seeds | hours",
-        [
-            [
-                *_names(group),
-                len(own := group[group.status == "done"]),
-                len(group) - len(own),
-                f"{group.n_timesteps.iloc[0]:,}",
-                _seeds(own.seed.tolist()),
-                f"{sum(record.wall_time for record in own.record) / 3600:.2g}",
-            ]
-            for _, group in runs.groupby(GROUP, sort=False)
-        ],
-    )
+    rows = []
+    for _, group in runs.groupby(GROUP, sort=False):
+        ended = group[group.status == "done"]
+        counts = [len(ended), len(group) - len(ended), f"{group.n_timesteps.iloc[0]:,}"]
+        hours = sum(record.wall_time for record in ended.record) / 3600
+        rows.append([*_names(group), *counts, _seeds(ended.seed.tolist()), f"{hours:.2g}"])
+    yield _table("environment | variant | algorithm | done | failed | steps | seeds | hours", rows)
     if len(failed):
         yield "Failed:"
         yield "\n".join(f"- {record.spec}: {_code(record.reason)}" for record in failed.record)
@@ -489,19 +477,10 @@ def _returns(results: Results) -> Iterator[str]:
     for summary in results.summaries.itertuples():
         returns = summary.runs.final_return
         _, evaluated = evaluations(summary.runs)
-        rows.append(
-            [
-                *_names(summary.runs),
-                len(returns),
-                _mean_and_error(returns),
-                _estimate(summary.mean)[1],
-                *_estimate(summary.cvar),
-                _count(summary.n_behind_cvar, "run"),
-                _number(returns.min()),
-                _number(returns.max()),
-                _mean_and_error(evaluated[:, -1]) if evaluated.size else DASH,
-            ]
-        )
+        mean = [len(returns), _mean_and_error(returns), _estimate(summary.mean)[1]]
+        cvar = [*_estimate(summary.cvar), _count(summary.n_behind_cvar, "run")]
+        last = _mean_and_error(evaluated[:, -1]) if evaluated.size else DASH
+        rows.append([*_names(summary.runs), *mean, *cvar, _number(returns.min()), _number(returns.max()), last])
     yield _table(
         f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
         "rests on | lowest | highest | last evaluation",
@@ -545,21 +524,11 @@ def _differences(results: Results) -> Iterator[str]:
     rows = []
     unlike = set()
     for comparison in results.comparisons.itertuples():
-        p = comparison.welch.pvalue
-        env_id, variant, _ = _names(comparison.first)
-        rows.append(
-            [
-                env_id,
-                variant,
-                comparison.name,
-                f"{len(comparison.first)}, {len(comparison.second)}",
-                *_estimate(comparison.mean),
-                _number(comparison.welch.statistic, 2),
-                "< 0.001" if p < 0.001 else _number(p, 3),
-                *_estimate(comparison.cvar),
-                *_estimate(comparison.improvement, 2),
-            ]
-        )
+        names = [*_names(comparison.first)[:2], comparison.name, f"{len(comparison.first)}, {len(comparison.second)}"]
+        t, p = comparison.welch
+        welch = [_number(t, 2), "< 0.001" if p < 0.001 else _number(p, 3)]
+        others = [*_estimate(comparison.cvar), *_estimate(comparison.improvement, 2)]
+        rows.append([*names, *_estimate(comparison.mean), *welch, *others])
         where = ", ".join(filter(None, [comparison.environment, comparison.variant]))
         if different := _different_hyperparameters(comparison.first, comparison.second):
             unlike.add(f"- {comparison.name} on {where}: {'; '.join(different)}")
@@ -592,16 +561,10 @@ def _proposed_steps(results: Results) -> Iterator[str]:
         rows = []
         for summary in measured.itertuples():
             ratios, proposed = summary.kl_ratios, update_values(summary.runs, "kl_proposed")
-            rows.append(
-                [
-                    *_names(summary.runs),
-                    f"{len(ratios):,}",
-                    _number(float(np.median(ratios)), 2),
-                    f"{statistics.share_at_least(ratios, 2.0):.1%}",
-                    f"{statistics.share_at_least(ratios, 3.0):.1%}",
-                    _number(proposed.mean() if len(proposed) else math.nan, 4),
-                ]
-            )
+            shares = [f"{statistics.share_at_least(ratios, threshold):.1%}" for threshold in (2.0, 3.0)]
+            mean_kl = _number(proposed.mean() if len(proposed) else math.nan, 4)
+            median = _number(float(np.median(ratios)), 2)
+            rows.append([*_names(summary.runs), f"{len(ratios):,}", median, *shares, mean_kl])
         yield _table(
             "environment | variant | algorithm | updates | median ratio | at least 2 | at least 3 | mean proposed KL",
             rows,
@@ -628,29 +591,16 @@ def _aggregates(results: Results) -> Iterator[str]:
         "Over all environments, with final returns scaled from 0, the lowest of all runs in an environment, to 1, the "
         "highest; for algorithms with equally many runs in every environment:"
     )
-    yield _table(
-        "variant | algorithm | runs × environments | IQM of score | interval",
-        [
-            [
-                variant or DASH,
-                label,
-                " × ".join(map(str, scores.shape)),
-                *_estimate(statistics.interquartile_mean(scores), 3),
-            ]
-            for variant, by_label in results.scores.items()
-            for label, scores in by_label.items()
-        ],
-    )
-    improvements = [
-        [
-            variant or DASH,
-            f"{x} > {y}",
-            *_estimate(statistics.probability_of_improvement(by_label[x], by_label[y]), 2),
-        ]
-        for variant, by_label in results.scores.items()
-        for x, y in results.pairs
-        if x in by_label and y in by_label
-    ]
+    means, improvements = [], []
+    for variant, by_label in results.scores.items():
+        for label, scores in by_label.items():
+            mean = statistics.interquartile_mean(scores)
+            means.append([variant or DASH, label, " × ".join(map(str, scores.shape)), *_estimate(mean, 3)])
+        for x, y in results.pairs:
+            if x in by_label and y in by_label:
+                improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
+                improvements.append([variant or DASH, f"{x} > {y}", *_estimate(improvement, 2)])
+    yield _table("variant | algorithm | runs × environments | IQM of score | interval", means)
     if improvements:
         yield _table("variant | pair | probability of improvement, all environments | interval", improvements)
 

@@ -114,6 +114,17 @@ def test_a_second_report_is_the_same(tmp_path):
 # ------------------------------------------------------------------------------------------------------- special cases
 
 
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """The page alone of a study's report; pictures take most of its time, and others look at them."""
+    monkeypatch.setattr("sb3_uatrpo.study.plots.draw_pictures", lambda results, output: set())
+
+    def write_page(folder, **options):
+        return report(folder, tmp_path / "report", **options).read_text(encoding="utf-8")
+
+    return write_page
+
+
 def write(folder, *records):
     make_folder(folder)
     for record in records:
@@ -156,7 +167,7 @@ def test_pictures_of_an_earlier_report_do_not_stay(tmp_path):
     assert not (tmp_path / "report" / "differences.png").exists()
 
 
-def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
+def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path, page):
     without = make_record(seed=2)
     without = dataclasses.replace(without, episodes={"timesteps": [], "returns": [], "lengths": []})
     backwards = make_record(seed=3)
@@ -166,7 +177,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
         make_record("trpo", seed=0, status="failed"),
     )  # fmt: skip
     (folder / "records" / "cut.json").write_text('{"format": 1, "spec"')
-    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    text = page(folder)
     assert text.splitlines()[2].startswith("2 runs done, 2 failed, 2 left out")
     said = section(text, "Runs")
     assert "- uatrpo on Hopper-v4, seed 1: `RuntimeError: the simulator | broke`" in said
@@ -182,7 +193,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
     assert row[3:] == ["2", "1", "10,000", "0, 2", "0.02"]
 
 
-def test_settings_are_told_apart_or_refused(tmp_path):
+def test_settings_are_told_apart_or_refused(tmp_path, page):
     records = [
         make_record(seed=seed, hyperparameters={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
         for coef, final in ((0.001, 100.0), (0.01, 200.0))
@@ -194,14 +205,14 @@ def test_settings_are_told_apart_or_refused(tmp_path):
         r"uncertainty_coef=0.01 \(2 runs\); --separate-settings tells them apart$"
     )
     with pytest.raises(StudyError, match=expected):
-        report(folder, tmp_path / "report")
-    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+        page(folder)
+    text = page(folder, separate_settings=True)
     low, high = rows(section(text, "Returns"))
     assert (low[2], low[6]) == ("uatrpo (uncertainty_coef=0.001)", "100.0")
     assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
 
 
-def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path):
+def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path, page):
     names = ("batch_size", "gae_lambda", "learning_rate", "n_critic_updates", "sub_sampling_factor")
     records = [
         make_record(env_id=env_id, seed=seed, hyperparameters=dict.fromkeys(names, value))
@@ -210,28 +221,28 @@ def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path):
         for seed in range(2)
     ]
     folder = write(tmp_path / "study", *records)
-    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+    text = page(folder, separate_settings=True)
     assert [row[2] for row in rows(section(text, "Returns"))] == ["uatrpo (settings 1)", "uatrpo (settings 2)"] * 2
     assert "- uatrpo (settings 2), Hopper-v4: `batch_size: 0.5`" in section(text, "Settings")
 
 
-def test_a_difference_names_what_else_differs(tmp_path):
+def test_a_difference_names_what_else_differs(tmp_path, page):
     theirs = {"gamma": 0.99, "n_envs": 2, "target_kl": 0.04}
     records = [make_record(seed=seed, hyperparameters={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
     records += [make_record("trpo", seed=seed, hyperparameters=theirs) for seed in range(2)]
     folder = write(tmp_path / "study", *records)
-    said = section(report(folder, tmp_path / "report").read_text(encoding="utf-8"), "Differences")
+    said = section(page(folder), "Differences")
     assert "- uatrpo − trpo on Hopper-v4: gamma 0.995 and 0.99\n" in said
     alike = [make_record("trpo", seed=seed, hyperparameters={"gamma": 0.995}) for seed in range(2)]
     folder = write(tmp_path / "alike", *records[:2], *alike)
-    assert "Not only the algorithms differ" not in report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    assert "Not only the algorithms differ" not in page(folder)
 
 
-def test_runs_of_different_length_are_refused(tmp_path):
+def test_runs_of_different_length_are_refused(tmp_path, page):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("trpo", n_timesteps=20_000))
     with pytest.raises(StudyError, match="runs on Hopper-v4 have 10,000, 20,000 steps"):
-        report(folder, tmp_path / "report")
-    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+        page(folder)
+    text = page(folder, separate_settings=True)
     assert [row[5] for row in rows(section(text, "Runs"))] == ["10,000", "20,000"]
 
 
@@ -252,7 +263,7 @@ def test_other_evaluations_are_no_other_training():
         tabulate_runs([a, b, make_record(seed=0)])
 
 
-def test_named_variants_are_compared_under_their_names(tmp_path):
+def test_named_variants_are_compared_under_their_names(tmp_path, page):
     """Beside the plain algorithm, whatever was varied for both."""
     records = [
         make_record(seed=seed, variant=variant, hyperparameters={"uncertainty_coef": coef, "noise": noise})
@@ -261,14 +272,14 @@ def test_named_variants_are_compared_under_their_names(tmp_path):
         for variant in [",".join(filter(None, [name, condition]))]
         for seed in range(2)
     ]
-    text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
+    text = page(write(tmp_path / "study", *records))
     labels = ("uatrpo", "uatrpo (no covariance)")
     expected = [["Hopper-v4", variant, label] for variant in ("–", "noise=1") for label in labels]
     assert [row[:3] for row in rows(section(text, "Returns"))] == expected
     assert [row[2] for row in rows(section(text, "Differences"))] == ["uatrpo − uatrpo (no covariance)"] * 2
 
 
-def test_success_rates(tmp_path):
+def test_success_rates(tmp_path, page):
     records = []
     for seed, successes in enumerate(([0.0] * 91 + [1.0] * 9, [None] * 91 + [1.0, 0.0, None] * 3)):
         record = make_record(seed=seed)
@@ -276,7 +287,7 @@ def test_success_rates(tmp_path):
         records += [record, make_record("ppo", seed=seed)]
         record.episodes["is_success"] = successes
         record.evaluations["is_success"] = [[0.0, 1.0] for _ in record.evaluations["timesteps"]]
-    text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
+    text = page(write(tmp_path / "study", *records))
     (row,) = rows(section(text, "Success rates"))
     # nine of ten, and half of those that said
     assert row == ["Hopper-v4", "–", "uatrpo", "2", "70.0% ± 20.0%", "50.0% to 90.0%", "50.0% ± 0.0%"]
@@ -302,9 +313,9 @@ def test_uatrpo_is_compared_with_every_other_one():
     assert pairs_of(labels[2:], None) == (("ppo", "trpo"),)
 
 
-def test_shares_and_small_numbers_are_not_rounded_away(tmp_path):
+def test_shares_and_small_numbers_are_not_rounded_away(tmp_path, page):
     folder = write(tmp_path / "study", make_record(final=1.23456e-5), make_record("ppo", final=-2e-4))
-    text = report(folder, tmp_path / "report", kappa=0.125).read_text(encoding="utf-8")
+    text = page(folder, kappa=0.125)
     assert [row[4] for row in rows(section(text, "Returns"))] == ["1.235e-05", "-0.0002"]
     assert "| 12.5%-CVaR |" in section(text, "Returns")
     assert "| of 12.5%-CVaR |" in section(text, "Differences")
@@ -328,11 +339,11 @@ def test_evaluations_at_steps_that_all_runs_share():
     np.testing.assert_array_equal(means, [[11.0, 11.0], [1.0, 3.0]])
 
 
-def test_a_pair_of_ones_own(tmp_path):
+def test_a_pair_of_ones_own(tmp_path, page):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("ppo", final=90.0), make_record("trpo"))
-    text = report(folder, tmp_path / "report", algorithms=("ppo", "trpo")).read_text(encoding="utf-8")
+    text = page(folder, algorithms=("ppo", "trpo"))
     assert [row[2] for row in rows(section(text, "Differences"))] == ["ppo − trpo"]
-    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    text = page(folder)
     assert [row[2] for row in rows(section(text, "Differences"))] == ["uatrpo − ppo", "uatrpo − trpo"]
 
 
@@ -412,7 +423,7 @@ def test_a_folder_of_rl_zoos(tmp_path):
     assert study.read_record(write_record(record, tmp_path / "records")) == record
 
 
-def test_report_on_a_folder_of_rl_zoos(tmp_path):
+def test_report_on_a_folder_of_rl_zoos(tmp_path, page):
     for seed in range(3):
         zoo_run(tmp_path / "logs", number=seed + 1, seed=seed, final=100.0 + seed)
         zoo_run(tmp_path / "logs", "ppo", number=seed + 1, seed=seed, final=80.0 + seed)
@@ -421,7 +432,7 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path):
     zoo_run(tmp_path / "logs", number=6, seed=1)
     broken = zoo_run(tmp_path / "logs", number=7, seed=9)
     (broken / "0.monitor.csv").write_text("#{")
-    text = report(tmp_path / "logs", tmp_path / "report").read_text(encoding="utf-8")
+    text = page(tmp_path / "logs")
     assert text.splitlines()[2].startswith("6 runs done, 2 failed, 2 left out")
     said = section(text, "Runs")
     assert "stopped after 400 of 1,000 steps" in said
@@ -433,7 +444,7 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path):
     assert "No KL ratio in the records of ppo, uatrpo." in text
     # far above, it could be anybody's
     with pytest.raises(StudyError, match="neither a study"):
-        report(tmp_path, tmp_path / "report")
+        page(tmp_path)
     # one algorithm's folder, and one run's
     assert len(read_folder(tmp_path / "logs" / "ppo")[0]) == 3
     assert len(read_folder(tmp_path / "logs" / "ppo" / "CartPole-v1_1")[0]) == 1

@@ -17,7 +17,7 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import PPO
 
 from sb3_uatrpo.study import __main__ as command_line
-from sb3_uatrpo.study.driver import POLL, Outcome, Result, RunProcess, run_study
+from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess, run_study
 from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.record import read_record, read_records, write_record
 from sb3_uatrpo.study.study_folder import StudyFolder
@@ -234,7 +234,95 @@ def test_a_failing_run_is_recorded(tmp_path):
     assert record.episodes["returns"] == []
 
 
+def test_success_is_kept_where_the_task_reports_it(tmp_path):
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True}}"
+    params = [*QUICK, kwargs, "n_envs:2"]
+    (spec,) = plan(["uatrpo"], ["tests.study.tasks:Waiting-v0"], [0], 400, params, eval_freq=200, n_eval_episodes=3)
+    record = run_one(spec)
+    assert record.status == "done", record.traceback
+    # two environments, stepped together
+    assert record.episodes["is_success"] == [0.0, 0.0, 1.0, 1.0] * 10
+    assert record.evaluations["is_success"] == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    kept = read_record(write_record(record, tmp_path))
+    assert (kept.episodes, kept.evaluations) == (record.episodes, record.evaluations)
+    (spec,) = plan(["uatrpo"], ["CartPole-v1"], [0], 200, QUICK, eval_freq=0)
+    assert "is_success" not in run_one(spec).episodes
+
+
 # ------------------------------------------------------------------------------------------------------- whole studies
+
+
+STUDY = """\
+algorithms: [ppo]
+environments: [CartPole-v1]
+seeds: 0-1
+n_timesteps: 64
+eval_freq: 0
+variants:
+  myopic:
+    ppo: {gamma: 0.5}
+    a2c: {gamma: 0.5, n_steps: 8}
+"""
+
+
+def test_a_study_from_a_file_to_models_that_rl_zoo_shows(tmp_path, finish):
+    file = tmp_path / "study.yml"
+    file.write_text(STUDY)
+    folder = tmp_path / "study"
+    words = ["run", "--folder", str(folder), "--study", str(file), "--params", "ppo.n_steps:16", "n_envs:1"]
+    assert "6 done, 0 failed" in finish([*words, "ppo.batch_size:16"])
+    assert not (folder / "models").exists()
+    finish(["report", "--folder", str(folder)])
+    text = (folder / "report" / "report.md").read_text(encoding="utf-8")
+    for label in ("ppo", "ppo (myopic)", "a2c (myopic)"):
+        assert f"| CartPole-v1 | – | {label} | 2 |" in text
+
+    # what is typed replaces what the file says
+    typed = [
+        "--algo",
+        "uatrpo",
+        "--seeds",
+        "5",
+        "--n-timesteps",
+        "200",
+        "--params",
+        "uatrpo.n_steps:100",
+        "--save-models",
+    ]
+    assert "3 done, 0 failed" in finish(["run", *words[1:5], *typed])
+    (model,) = (folder / "models").glob("uatrpo_CartPole-v1_s5_*")
+    (archive,) = model.rglob("CartPole-v1.zip")
+    # the sketch would be 200 times as many numbers as the policy's
+    assert archive.stat().st_size < 500_000
+    enjoy = ["enjoy", "--algo", "uatrpo", "--env", "CartPole-v1", "-f", str(model), "-n", "20", "--no-render"]
+    zoo = [sys.executable, "-m", "sb3_uatrpo.zoo", *enjoy, "--device", "cpu"]
+    shown = subprocess.run(zoo, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert (model / "uatrpo" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algorithms: [ppo", "while parsing"),
+        ("", "None is not of type 'object'"),
+        ("algos: [ppo]", "'algos' was unexpected"),
+        ("algorithms: ppo", "algorithms: 'ppo' is not of type 'array'"),
+        ("seeds: 3-1", "a seed is an integer"),
+        ("variants: {a=b: {ppo: {gamma: 0.5}}}", "the name of a variant has no '=' and no ','"),
+        ("variants: {short: {ppo: {gama: 0.5}}}", "unknown hyperparameter 'gama' of ppo"),
+        ("variants: {short: {pppo: {gamma: 0.5}}}", "unknown algorithm 'pppo'"),
+        ("noise: [0, -1]", "noise[1]: -1 is less than the minimum of 0"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_one_line(text, message, tmp_path, finish):
+    file = tmp_path / "study.yml"
+    file.write_text(text)
+    words = ["--study", str(file), "--folder", str(tmp_path / "study"), "--env", "CartPole-v1", "--n-timesteps", "100"]
+    said = finish(["run", *words], code=2)
+    assert said.startswith("Error: ")
+    assert message in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_study_from_runs_to_pictures(tmp_path, finish):
@@ -385,12 +473,11 @@ def test_two_drivers_share_a_study(tmp_path):
     assert not locks_in(tmp_path)
 
 
-class Instant:
-    """An executor that has every record at once."""
-
-    capacity = 2
+class Instant(Executor):
+    """Has every record at once."""
 
     def __init__(self, say):
+        super().__init__(2)
         self.results = []
         self.stopped = False
 
