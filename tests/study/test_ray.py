@@ -22,9 +22,19 @@ CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
 
-node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-cluster = Cluster(True, head_node_args={**node, "node_ip_address": "127.0.0.1"})
-second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+def patiently(start, **options):
+    # Ray gives a node half a minute to start, which is not enough on a busy machine
+    for attempt in range(10):
+        try:
+            return start(**options)
+        except Exception:
+            if attempt == 9:
+                raise
+
+node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+head = {**node, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
+cluster = patiently(Cluster, initialize_head=True, head_node_args=head)
+second = patiently(cluster.add_node, **node)
 print(cluster.address, flush=True)
 if sys.stdin.readline():
     cluster.remove_node(second, allow_graceful=False)
