@@ -299,7 +299,7 @@ def _named_variants(
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """The algorithms as they are, and their variants: algorithm, name of the variant, hyperparameters."""
     for name in variants:
-        if not re.fullmatch(r"[^=,]*\S[^=,]*", str(name)):
+        if not re.fullmatch(r"(?=.*\S)[^=,]+", str(name)):
             raise StudyError(f"the name of a variant has no '=' and no ',', but it is {name!r}")
     named = [
         (algo, str(name), dict(changes)) for name, by_algo in variants.items() for algo, changes in by_algo.items()
