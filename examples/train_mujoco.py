@@ -31,6 +31,7 @@ from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.study import final_return
 
 # The paper's tasks are old versions, and Gymnasium warns each time one is made
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
@@ -55,15 +56,6 @@ ALGORITHMS: dict[str, Callable[..., UATRPO | MatchedTRPO]] = {
 def make_env(env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None) -> VecNormalize:
     """The paper's setting: observations are standardised with running statistics, rewards are not scaled."""
     return VecNormalize(make_vec_env(env_id, seed=seed, monitor_dir=monitor_dir), norm_reward=False, gamma=gamma)
-
-
-def final_return(folder: Path, n_timesteps: int) -> float:
-    """Mean return of the training episodes that ended in the last tenth of the steps, or of the last one."""
-    episodes = load_results(str(folder))
-    recent = episodes["r"][episodes["l"].cumsum() > 0.9 * n_timesteps]
-    if len(recent) == 0:
-        recent = episodes["r"].tail(1)
-    return float(recent.mean())
 
 
 def plot_learning_curve(folder: Path, title: str) -> Path:
@@ -162,7 +154,9 @@ def main(args: list[str] | None = None) -> Path:
     print(f"model:           {folder / 'model.zip'}, with {folder / 'vecnormalize.pkl'}")
     print(f"logs:            {folder / 'progress.csv'}; tensorboard --logdir {shlex.quote(str(folder))}")
     print(f"learning curve:  {picture}")
-    print(f"final return:    {final_return(folder, model.num_timesteps):.1f} (mean over the last tenth of the steps)")
+    episodes = load_results(str(folder))
+    final = final_return(episodes["l"].cumsum(), episodes["r"], model.num_timesteps)
+    print(f"final return:    {final:.1f} (mean over the last tenth of the steps)")
     watch = [sys.executable, "examples/watch_agent.py", str(folder), "--algo", options.algo, "--env", options.env]
     print(f"watch the agent: {shlex.join(watch)}")
     return folder

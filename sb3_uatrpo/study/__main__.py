@@ -6,23 +6,21 @@ is 1 if runs failed or have a corrupted record, and 130 if it was interrupted.
 """
 
 import os
-import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 try:
     import click
 except ImportError:
     sys.exit('this needs what pip install "sb3_uatrpo[study]" brings')
 
-from sb3_uatrpo.study.errors import StudyError
+from sb3_uatrpo.study.record import StudyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sb3_uatrpo.study.executors import Executor, Say
+    from sb3_uatrpo.study.driver import Executor
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -53,64 +51,6 @@ class ManyValues(click.Command):
         return super().parse_args(ctx, expanded)
 
 
-class Seeds(click.ParamType):
-    """A seed, or several such as ``0-49``."""
-
-    name = "seed"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        """
-        :param value: what was typed
-        :param param: the option
-        :param ctx: click's context
-        :return: the seeds
-        """
-        match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(value))
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not first <= last < 2**32:
-            self.fail(
-                f"a seed is an integer from 0 to 2**32-1, or a range such as 0-49, but it is {value!r}", param, ctx
-            )
-        return list(range(first, last + 1))
-
-
-class Shard(click.ParamType):
-    """A part such as ``1/4``."""
-
-    name = "i/n"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """
-        :param value: what was typed
-        :param param: the option
-        :param ctx: click's context
-        :return: the number of the part, from 1, and the number of parts
-        """
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d+)/(\d+)", str(value))
-        if not match or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"a part is written i/n with 1 <= i <= n, but it is {value!r}", param, ctx)
-        return int(match[1]), int(match[2])
-
-
-def executor_factory(address: str | None, jobs: int | None, retries: int) -> "Callable[[Say], Executor]":
-    """
-    :param address: of a Ray cluster, ``None`` for this machine
-    :param jobs: most runs at a time, ``None`` for as many as there is room for
-    :param retries: how often a run is started again that a Ray cluster has lost
-    :return: what makes the executor, from a function that says a line to the user
-    """
-    if address is not None:
-        from sb3_uatrpo.study.executors_ray import RayExecutor
-
-        return lambda say: RayExecutor(address, say, jobs, retries)
-    from sb3_uatrpo.study.executors import ProcessExecutor
-
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return lambda say: ProcessExecutor(jobs or n_cores)
-
-
 def ending_signals() -> list[signal.Signals]:
     """:return: what ends a study as Ctrl-C does: the end of a job on a cluster, or of a connection without nohup"""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -125,10 +65,11 @@ def cli() -> None:
 
 @cli.command(cls=ManyValues)
 @click.option("--folder", type=FOLDER, required=True, help="The study's folder. What it holds is not run again.")
-@click.option("--algo", "algos", multiple=True, required=True, help="Names that RL Zoo knows.")
-@click.option("--env", "env_ids", multiple=True, required=True, help="Gymnasium's names, or module:name.")
-@click.option("--seeds", type=Seeds(), multiple=True, default=["0"], help="Seeds and ranges such as 0-49; default 0.")
-@click.option("--n-timesteps", type=click.IntRange(min=1), help="Steps of each run; default: as the settings say.")
+@click.option("--study", "study_file", type=click.Path(), help="A YAML file that says what is run.")
+@click.option("--algo", "algos", multiple=True, help="Names that RL Zoo knows.")
+@click.option("--env", "env_ids", multiple=True, help="Gymnasium's names, or module:name.")
+@click.option("--seeds", multiple=True, help="Seeds and ranges such as 0-49; default 0.")
+@click.option("--n-timesteps", type=click.IntRange(min=1), help="Steps of each run; default: as RL Zoo's file says.")
 @click.option(
     "--noise",
     type=click.FloatRange(min=0),
@@ -138,8 +79,8 @@ def cli() -> None:
 @click.option("--vary", multiple=True, help="Variants: name:value for each value of a hyperparameter.")
 @click.option("--params", multiple=True, help="Overridden hyperparameters: name:value, or algo.name:value for one.")
 @click.option("--conf", "conf_files", multiple=True, help="Hyperparameter files: file, or algo:file for one.")
-@click.option("--eval-freq", type=click.IntRange(min=0), default=25_000, show_default=True, help="0 for none.")
-@click.option("--eval-episodes", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--eval-freq", type=click.IntRange(min=0), help="0 for none; default 25000.")
+@click.option("--eval-episodes", "n_eval_episodes", type=click.IntRange(min=1), help="Default 5.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Most runs at a time; default: one for each core.")
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
 @click.option(
@@ -149,36 +90,33 @@ def cli() -> None:
     show_default=True,
     help="On Ray: how often a lost run is started again.",
 )
-@click.option("--shard", type=Shard(), default="1/1", help="Only the i-th of n parts, from 1.")
+@click.option("--shard", "part", default="1/1", metavar="I/N", help="Only the i-th of n parts, from 1.")
+@click.option("--save-models", is_flag=True, help="Keep what each run learned, in FOLDER/models, for RL Zoo's enjoy.")
 @click.option("--retry-failed", is_flag=True, help="Run again what has failed.")
 @click.option("--retry-corrupted", is_flag=True, help="Run again what has a record that cannot be read.")
 def run(
     folder: Path,
-    algos: tuple[str, ...],
-    env_ids: tuple[str, ...],
-    seeds: tuple[list[int], ...],
-    n_timesteps: int | None,
+    study_file: str | None,
+    seeds: tuple[str, ...],
     noise: tuple[float, ...],
     vary: tuple[str, ...],
-    params: tuple[str, ...],
-    conf_files: tuple[str, ...],
-    eval_freq: int,
-    eval_episodes: int,
     jobs: int | None,
     address: str | None,
     retries: int,
-    shard: tuple[int, int],
+    part: str,
+    save_models: bool,
     retry_failed: bool,
     retry_corrupted: bool,
+    **others: Any,
 ) -> None:
     """
     Run algorithms × environments × seeds × variants, one process for each.
 
-    Options may be given several values: --seeds 0 1 2. The same command goes on where it stopped.
+    Options may be given several values: --seeds 0 1 2. They replace what a file says. The same command goes on where
+    it stopped.
     """
-    from sb3_uatrpo.study.runner import run_study
-    from sb3_uatrpo.study.runner import shard as part_of
-    from sb3_uatrpo.study.settings import NOISE, plan, split_assignment
+    from sb3_uatrpo.study.driver import ProcessExecutor, run_study
+    from sb3_uatrpo.study.plan import NOISE, parse_seeds, plan, read_study_file, shard, split_assignment
     from sb3_uatrpo.study.study_folder import StudyFolder
 
     varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
@@ -186,22 +124,27 @@ def run(
         if noise and name == NOISE:
             raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
         varied.setdefault(name, []).append(value)
-    specs = plan(
-        list(dict.fromkeys(algos)),
-        list(dict.fromkeys(env_ids)),
-        list(dict.fromkeys(seed for group in seeds for seed in group)),
-        n_timesteps,
-        params,
-        varied,
-        conf_files,
-        eval_freq,
-        eval_episodes,
-    )
-    study = StudyFolder(folder, create=True)
+    study = {"algos": (), "seeds": [0], **(read_study_file(study_file) if study_file else {})}
+    given = {"seeds": parse_seeds(seeds), "vary": study.get("vary", {}) | varied, **others}
+    study |= {name: value for name, value in given.items() if value not in (None, (), [], {})}
+    for option, name in (("--algo", "algos"), ("--env", "env_ids")):
+        if not study.get(name) and not (name == "algos" and study.get("variants")):
+            raise StudyError(f"nothing to run: give {option}, or a file that says it with --study")
+        study[name] = list(dict.fromkeys(study[name]))
+    specs = shard(plan(**study), part)
+    target = StudyFolder(folder, create=True)
+
+    def make_executor(say: Callable[[str], None]) -> "Executor":
+        if address is not None:
+            from sb3_uatrpo.study.ray_executor import RayExecutor
+
+            return RayExecutor(address, say, jobs, retries, save_models)
+        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ProcessExecutor(jobs or n_cores, save_models)
+
     before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
-        make_executor = executor_factory(address, jobs, retries)
-        outcome = run_study(part_of(specs, *shard), study, make_executor, retry_failed, retry_corrupted)
+        outcome = run_study(specs, target, make_executor, retry_failed, retry_corrupted)
     except KeyboardInterrupt:
         click.echo("interrupted: finished runs are kept, and the same command goes on", err=True)
         sys.exit(130)
@@ -209,8 +152,8 @@ def run(
         for number, handler in before.items():
             signal.signal(number, handler)
     for record in outcome.failed:
-        click.echo(f"failed: {record.spec}: {record.reason} ({study.records_path / record.spec.file_name})")
-    click.echo(f"{outcome.done} done, {len(outcome.failed)} failed, {outcome.n_skipped} skipped: {study.records_path}")
+        click.echo(f"failed: {record.spec}: {record.reason} ({target.records_path / record.spec.file_name})")
+    click.echo(f"{outcome.done} done, {len(outcome.failed)} failed, {outcome.n_skipped} skipped: {target.records_path}")
     if outcome.failed or outcome.n_skipped:
         sys.exit(1)
 

@@ -1,22 +1,29 @@
 """
-Pictures of many runs. Every function draws on the ``ax`` that it is given and returns it; what it draws comes as
-arrays, one entry for each label, and the labels are there for ``ax.legend()``.
+Pictures of many runs. Every ``plot_`` function draws on the ``ax`` that it is given and returns it; what it draws comes
+as arrays, one entry for each label, and the labels are there for ``ax.legend()``. ``draw_pictures`` draws those of a
+report, one panel for each environment and variant.
 
 Colours and line styles come from ``styles``, so that a label looks the same in all pictures and in black and white.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
-from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.statistics import Array, Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from sb3_uatrpo.study import report, statistics
+from sb3_uatrpo.study.report import Panel, Results
+from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -42,8 +49,8 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plot_learning_curves(
-    ax: "Axes", curves: Curves, style: Styles | None = None, ylabel: str = "training return", traces: bool = True
-) -> "Axes":
+    ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return", traces: bool = True
+) -> Axes:
     """
     Mean over runs with its standard error, and every run as a thin line.
 
@@ -71,12 +78,12 @@ def plot_learning_curves(
 
 
 def plot_cvar(
-    ax: "Axes",
+    ax: Axes,
     returns: Mapping[str, ArrayLike],
     style: Styles | None = None,
     kappas: ArrayLike = KAPPAS,
     **options: Any,
-) -> "Axes":
+) -> Axes:
     """
     κ-CVaR of the final return for all κ, with bootstrap bands. At the right it is the mean, up to 1/n the worst run.
 
@@ -96,8 +103,8 @@ def plot_cvar(
 
 
 def plot_cvar_over_training(
-    ax: "Axes", curves: Curves, kappa: float = 0.2, style: Styles | None = None, **options: Any
-) -> "Axes":
+    ax: Axes, curves: Curves, kappa: float = 0.2, style: Styles | None = None, **options: Any
+) -> Axes:
     """
     CVaR over runs at each step, with bootstrap bands.
 
@@ -117,12 +124,12 @@ def plot_cvar_over_training(
 
 
 def plot_kl_ratio(
-    ax: "Axes",
+    ax: Axes,
     ratios: Mapping[str, ArrayLike],
     style: Styles | None = None,
     thresholds: Sequence[float] = (2.0, 3.0),
     bins: int = 50,
-) -> "Axes":
+) -> Axes:
     """
     Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. The
     legend has the shares that are at least each threshold.
@@ -158,13 +165,13 @@ def plot_kl_ratio(
 
 
 def plot_performance_profile(
-    ax: "Axes",
+    ax: Axes,
     returns: Mapping[str, ArrayLike],
     style: Styles | None = None,
     xlabel: str = "final return τ",
     n_thresholds: int = 101,
     **options: Any,
-) -> "Axes":
+) -> Axes:
     """
     The share of runs that end above each threshold, with bootstrap bands (rliable).
 
@@ -177,9 +184,9 @@ def plot_performance_profile(
     :return: ``ax``
     """
     style = style or styles(list(returns))
-    together = np.concatenate([np.ravel(values) for values in returns.values()])
-    margin = 0.04 * np.ptp(together) or 0.04 * max(1.0, abs(together[0]))
-    thresholds = np.linspace(together.min() - margin, together.max() + margin, n_thresholds)
+    every = np.concatenate([np.ravel(values) for values in returns.values()])
+    margin = 0.04 * np.ptp(every) or 0.04 * max(1.0, abs(every[0]))
+    thresholds = np.linspace(every.min() - margin, every.max() + margin, n_thresholds)
     for label, values in returns.items():
         profile = statistics.performance_profile(values, thresholds, **options)
         _band(ax, thresholds, profile, label, style[label], steps=True)
@@ -189,12 +196,12 @@ def plot_performance_profile(
 
 
 def plot_estimates(
-    ax: "Axes",
+    ax: Axes,
     estimates: Mapping[str, Estimate],
     xlabel: str,
     style: Styles | None = None,
     reference: float | None = None,
-) -> "Axes":
+) -> Axes:
     """
     Points with their intervals, one row for each label, the first on top.
 
@@ -219,16 +226,238 @@ def plot_estimates(
     return ax
 
 
-def _band(ax: "Axes", x: Array, estimate: Estimate, label: str, style: Mapping[str, Any], steps: bool = False) -> None:
+def _band(ax: Axes, x: Array, estimate: Estimate, label: str, style: Mapping[str, Any], steps: bool = False) -> None:
     drawstyle, step = ("steps-post", "post") if steps else ("default", None)
     ax.plot(x, estimate.value, label=label, linewidth=1.8, zorder=3, drawstyle=drawstyle, **style)
     low, high = estimate.low, estimate.high
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0, zorder=2, step=step)  # type: ignore[arg-type]
 
 
-def _over_training(ax: "Axes", curves: Curves, ylabel: str) -> "Axes":
+def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
     last = max((np.max(timesteps) for timesteps, _ in curves.values() if np.size(timesteps)), default=1)
     ax.set(xlabel="environment steps", ylabel=ylabel, xlim=(0, last))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     return ax
+
+
+# ------------------------------------------------------------------------------------------------ those of a report
+
+FORMATS = ("png", "svg")
+# of matplotlib, for all pictures of a report
+STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.1,
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    # legible where it lies on a line of the grid
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.9,
+    # equal pictures have equal identifiers in them
+    "svg.hashsalt": "sb3_uatrpo",
+    # a name with a dollar sign is a name
+    "text.parse_math": False,
+}
+
+
+def draw_pictures(results: Results, output: Path) -> set[str]:
+    """
+    :param results: what to show
+    :param output: folder to write to
+    :return: names of the pictures that there was something to draw for; each is there in every one of ``FORMATS``
+    """
+    drawn = set()
+    with matplotlib.rc_context(STYLE):
+        for name, draw in PICTURES.items():
+            figure = draw(results)
+            for extension in FORMATS:
+                path = output / f"{name}.{extension}"
+                # an earlier report's picture does not outlive its reason
+                path.unlink(missing_ok=True)
+                if figure is not None:
+                    # without its date, an unchanged picture is an unchanged file
+                    figure.savefig(path, dpi=150, metadata={"Date": None} if extension == "svg" else None)
+                    drawn.add(name)
+    return drawn
+
+
+def _draw(
+    keys: Sequence[Panel],
+    draw: Callable[[Axes, Panel], Any],
+    legend: bool = True,
+    size: tuple[float, float] = (3.6, 2.7),
+    share: str | None = "y",
+) -> Figure:
+    """
+    One panel for each environment and variant. If there are variants, each environment has a row, within which the axis
+    ``share``, if any, is shared.
+    """
+    env_ids = list(dict.fromkeys(env_id for env_id, _ in keys))
+    variants = list(dict.fromkeys(variant for _, variant in keys))
+    in_rows = len(variants) > 1
+    if in_rows:
+        places = {(e, v): (env_ids.index(e), variants.index(v)) for e, v in keys}
+        n_rows, n_columns = len(env_ids), len(variants)
+    else:
+        # four are two by two
+        n_columns = len(keys) if len(keys) <= 3 else min(3, math.ceil(math.sqrt(len(keys))))
+        n_rows = math.ceil(len(keys) / n_columns)
+        places = {key: divmod(i, n_columns) for i, key in enumerate(keys)}
+    # a single narrow panel would leave no room for the legend
+    figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
+    shared: dict[str, Any] = {axis: "row" if in_rows and axis == share else False for axis in "xy"}
+    axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=shared["x"], sharey=shared["y"])
+    for key, place in places.items():
+        ax = axes[place]
+        draw(ax, key)
+        # a variant of several settings may be broken between them
+        title = re.sub(",(?! )", ", ", ", ".join(part for part in key if part))
+        # a title is not laid out: what is wider than the narrowest panel would be cut off or written over
+        ax.set_title(textwrap.fill(title, 28))
+        ax.tick_params(labelleft=True)
+    for place in np.ndindex(axes.shape):
+        if place not in places.values():
+            axes[place].set_axis_off()
+    if legend:
+        entries: dict[str, Any] = {}
+        for ax in axes.flat:
+            entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        # one row for short labels, one column for those that name settings
+        longest = max(map(len, entries))
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * longest))))
+        figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * math.ceil(len(entries) / columns))
+        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns, handlelength=2.6)
+    return figure
+
+
+def _draw_curves(
+    results: Results,
+    curves_of: Callable[[pd.DataFrame], tuple[Array, Array]],
+    plot: Callable[..., Any],
+    **options: Any,
+) -> Figure | None:
+    style = styles(results.labels)
+    curves = {
+        key: {label: found for label, runs in panel.items() if len((found := curves_of(runs))[0])}
+        for key, panel in results.panels.items()
+    }
+    keys = [key for key, by_label in curves.items() if by_label]
+    return _draw(keys, lambda ax, key: plot(ax, curves[key], style=style, **options)) if keys else None
+
+
+def _draw_learning_curves(results: Results) -> Figure | None:
+    return _draw_curves(results, report.learning_curves, plot_learning_curves)
+
+
+def _draw_evaluations(results: Results) -> Figure | None:
+    return _draw_curves(results, report.evaluations, plot_learning_curves, ylabel="deterministic return")
+
+
+def _draw_cvar_over_training(results: Results) -> Figure | None:
+    options = {"kappa": results.kappa, "n_resamples": N_RESAMPLES_OVER_TRAINING}
+    return _draw_curves(results, report.learning_curves, plot_cvar_over_training, **options)
+
+
+def _draw_cvar(results: Results) -> Figure:
+    style = styles(results.labels)
+    return _draw(list(results.panels), lambda ax, key: plot_cvar(ax, _final_returns(results.panels[key]), style))
+
+
+def _draw_kl_ratio(results: Results) -> Figure | None:
+    style = styles(results.labels)
+    measured = results.summaries[results.summaries.kl_ratios.map(len) > 0]
+    ratios = {
+        key: dict(zip(group.algorithm, group.kl_ratios, strict=True))
+        for key, group in measured.groupby(["environment", "variant"], sort=False)
+    }
+
+    def draw(ax: Axes, key: Panel) -> None:
+        plot_kl_ratio(ax, ratios[key], style)
+        ax.legend(loc="upper right", fontsize=8)
+        # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
+        ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
+
+    return _draw(list(ratios), draw, legend=False, size=(4.4, 2.9)) if ratios else None
+
+
+def _draw_performance_profiles(results: Results) -> Figure:
+    style = styles(results.labels)
+    everywhere = "all environments"
+    keys = [*results.panels, *((everywhere, variant) for variant in results.scores)]
+
+    def draw(ax: Axes, key: Panel) -> None:
+        env_id, variant = key
+        if env_id == everywhere:
+            plot_performance_profile(ax, results.scores[variant], style, "score τ, 0 to 1")
+        else:
+            plot_performance_profile(ax, _final_returns(results.panels[key]), style)
+
+    return _draw(keys, draw, share=None)
+
+
+def _draw_interquartile_means(results: Results) -> Figure:
+    estimates = {
+        key: dict(zip(group.algorithm, group.interquartile_mean, strict=True))
+        for key, group in results.summaries.groupby(["environment", "variant"], sort=False)
+    }
+    return _draw_estimates(estimates, "IQM of final return", style=styles(results.labels))
+
+
+def _draw_differences(results: Results) -> Figure | None:
+    if not len(results.comparisons):
+        return None
+    one = len(results.pairs) == 1
+    estimates: dict[Panel, dict[str, Estimate]] = {}
+    for comparison in results.comparisons.itertuples():
+        by_name = estimates.setdefault((comparison.environment, comparison.variant), {})
+        pair = "" if one else f"{comparison.name}: "
+        by_name[f"{pair}mean"] = comparison.mean
+        by_name[f"{pair}{results.cvar_name}"] = comparison.cvar
+    xlabel = f"{' − '.join(results.pairs[0])}, final return" if one else "difference of final returns"
+    return _draw_estimates(estimates, xlabel, reference=0.0)
+
+
+def _draw_estimates(estimates: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure:
+    longest = max(len(label) for by_label in estimates.values() for label in by_label)
+    size = (2.8 + 0.07 * longest, 0.9 + 0.3 * max(map(len, estimates.values())))
+
+    def draw(ax: Axes, key: Panel) -> None:
+        plot_estimates(ax, estimates[key], xlabel, **options)
+
+    return _draw(list(estimates), draw, legend=False, size=size, share="x")
+
+
+def _draw_probability_of_improvement(results: Results) -> Figure | None:
+    if not len(results.comparisons):
+        return None
+    estimates = {
+        ", ".join(filter(None, [row.environment, row.variant])) + f": {row.name.replace(' − ', ' > ')}": row.improvement
+        for row in results.comparisons.itertuples()
+    }
+    figure = Figure(figsize=(3.4 + 0.07 * max(map(len, estimates)), 0.9 + 0.3 * len(estimates)))
+    ax = plot_estimates(figure.subplots(), estimates, "probability of improvement", reference=0.5)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_xticks(np.linspace(0, 1, 5))
+    return figure
+
+
+def _final_returns(panel: Mapping[str, pd.DataFrame]) -> dict[str, Array]:
+    return {label: runs.final_return.to_numpy() for label, runs in panel.items()}
+
+
+PICTURES: dict[str, Callable[[Results], Figure | None]] = {
+    "learning_curves": _draw_learning_curves,
+    "evaluations": _draw_evaluations,
+    "cvar": _draw_cvar,
+    "cvar_over_training": _draw_cvar_over_training,
+    "differences": _draw_differences,
+    "kl_ratio": _draw_kl_ratio,
+    "performance_profiles": _draw_performance_profiles,
+    "interquartile_means": _draw_interquartile_means,
+    "probability_of_improvement": _draw_probability_of_improvement,
+}

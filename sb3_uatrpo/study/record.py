@@ -1,32 +1,119 @@
-"""What is kept of a run: one small JSON file, whole or not there at all."""
+"""What decides a run's numbers, and what is kept of it: one small JSON file, whole or not there at all."""
 
+import hashlib
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sb3_uatrpo.study.columns import pack_table, round_float, unpack_table
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.record_schema import RECORD
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.columns import MOST_VALUES, TYPES, pack_table, round_float, unpack_table
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
-FORMAT = 2
 # Format 1 had no packed columns
-READ_FORMATS = (1, 2)
+FORMAT = 2
+READABLE_FORMATS = (1, FORMAT)
 SERIES = ("episodes", "evaluations", "updates")
 # Evaluations are few
 PACKED = ("episodes", "updates")
 # Stands in a failed run's traceback before what the run itself printed
 OUTPUT_HEADING = "\nThe last that it printed:\n"
+# File systems take 255 bytes; the key and the endings of the record and of its lock need 21 of them
+LONGEST_STEM = 255 - 21
+
+
+class StudyError(Exception):
+    """
+    Something that was asked for cannot be done. The message is one line, and names what was given and what would be
+    accepted.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class RunSpec:
+    """
+    One run: two of the same key give the same numbers.
+
+    :param algo: name that RL Zoo knows, such as ``"uatrpo"`` or ``"ppo"``
+    :param env_id: Gymnasium's name of the environment
+    :param seed: seed of the run, at least 0
+    :param n_timesteps: steps to learn for, over all environments of the run
+    :param variant: how the run differs from the algorithm's plain hyperparameters: a name without ``=``, or what was
+        varied, such as ``"noise=1"``, or both with a comma between them; ``""`` if not at all
+    :param hyperparameters: as in RL Zoo's YAML files, with everything that was overridden, without ``n_timesteps``;
+        values that JSON has
+    :param eval_freq: steps between deterministic evaluations, over all environments of the run; 0 for none
+    :param n_eval_episodes: episodes of each evaluation
+    """
+
+    algo: str
+    env_id: str
+    seed: int
+    n_timesteps: int
+    variant: str
+    hyperparameters: dict[str, Any]
+    eval_freq: int
+    n_eval_episodes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """:return: the fields as the file of a record has them, where hyperparameters are called settings"""
+        content = asdict(self)
+        return {"settings" if name == "hyperparameters" else name: value for name, value in content.items()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "RunSpec":
+        """
+        :param content: what ``to_json`` returned
+        :return: the specification
+        """
+        return cls(**{"hyperparameters" if name == "settings" else name: value for name, value in content.items()})
+
+    def key(self) -> str:
+        """
+        :return: ten hexadecimal digits of a hash over all fields. It does not depend on the order of hyperparameters.
+        """
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    # By the key, as on disk: 1 and 1.0 are two runs, and a tuple that comes back as a list is the same one
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunSpec) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    @property
+    def label(self) -> str:
+        """:return: the algorithm with the name of its variant, if it has one, such as ``"uatrpo (no covariance)"``"""
+        name, _, _ = self.variant.partition(",")
+        return f"{self.algo} ({name})" if name and "=" not in name else self.algo
+
+    @property
+    def condition(self) -> str:
+        """:return: the rest of the variant: values that were varied for several algorithms, such as ``"noise=1"``"""
+        name, _, rest = self.variant.partition(",")
+        return self.variant if "=" in name else rest
+
+    def __str__(self) -> str:
+        variant = f" ({self.variant})" if self.variant else ""
+        return f"{self.algo}{variant} on {self.env_id}, seed {self.seed}"
+
+    @property
+    def file_name(self) -> str:
+        """:return: name of the record's file; what no file system would refuse"""
+        parts = [self.algo, self.env_id, self.variant, f"s{self.seed}"]
+        stem = "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part)
+        # the key alone tells runs apart
+        return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json"
 
 
 @dataclass(frozen=True)
@@ -38,10 +125,11 @@ class Record:
     :param status: ``"done"`` or ``"failed"``
     :param traceback: what went wrong, ``None`` if nothing did
     :param episodes: training episodes in the order of their ends: ``"timesteps"`` at the end (over all environments
-        of the run), ``"returns"`` (undiscounted, before any normalisation) and ``"lengths"`` (steps); each of
-        shape ``(n_episodes,)``
+        of the run), ``"returns"`` (undiscounted, before any normalisation) and ``"lengths"`` (steps); where the
+        environment reports it, ``"is_success"``: 1, 0, or ``None`` where an episode did not say; each of shape
+        ``(n_episodes,)``
     :param evaluations: deterministic evaluations: ``"timesteps"``, shape ``(n_evaluations,)``, and ``"returns"``,
-        shape ``(n_evaluations, n_eval_episodes)``
+        shape ``(n_evaluations, n_eval_episodes)``; where the environment reports it, ``"is_success"``, of that shape
     :param updates: ``"timesteps"`` before each update, and what was logged of it under ``train/``, by name without
         the prefix, ``None`` where nothing finite was; each of shape ``(n_updates,)``
     :param versions: versions of Python and of the packages that the numbers depend on, by name
@@ -75,6 +163,9 @@ class Record:
         return replace(self, episodes={}, evaluations={}, updates={})
 
 
+# --------------------------------------------------------------------------------------------------------------- files
+
+
 def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     """
     Write a record. Whoever reads at the same time, or after a crash in between, sees the old file or the new one.
@@ -83,7 +174,8 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     :param folder: where to, made if it is not there
     :return: the file, whose name follows from ``record.spec``
     """
-    content = {"format": FORMAT, "key": record.spec.key(), **asdict(record)}
+    content = {field.name: getattr(record, field.name) for field in fields(record)}
+    content = {"format": FORMAT, "key": record.spec.key(), **content, "spec": record.spec.to_json()}
     content |= {name: _rounded(content[name]) for name in SERIES}
     content |= {name: pack_table(content[name]) for name in PACKED}
     path = Path(folder) / record.spec.file_name
@@ -150,13 +242,13 @@ def _record_of(content: Any) -> Record:
     """
     :raises ValueError: saying what keeps a file's content from being a record
     """
-    if not isinstance(content, dict) or content.get("format") not in READ_FORMATS:
-        raise ValueError(f"not a record of format {' or '.join(map(str, READ_FORMATS))}, which this version reads")
+    if not isinstance(content, dict) or content.get("format") not in READABLE_FORMATS:
+        raise ValueError(f"not a record of format {' or '.join(map(str, READABLE_FORMATS))}, which this version reads")
     problem = next(_validator().iter_errors(content), None)
     if problem:
         # the message begins with what was found, however long it is, and ends with what was expected
         raise ValueError(f"{problem.json_path.removeprefix('$.')}: {problem.message[-150:]}")
-    spec = RunSpec(**content["spec"])
+    spec = RunSpec.from_json(content["spec"])
     if spec.key() != content["key"]:
         raise ValueError(f"its key {content['key']!r} does not belong to its settings")
     for name in PACKED:
@@ -169,21 +261,14 @@ def _record_of(content: Any) -> Record:
             raise ValueError(f"its {name} are not lists of one length")
     if any(later < earlier for earlier, later in pairwise(content["episodes"]["timesteps"])):
         raise ValueError("the timesteps of its episodes do not ascend")
-    for name in ("episodes", "evaluations"):
-        content[name]["returns"] = _with_nan(content[name]["returns"])
+    content["episodes"]["returns"] = _with_nan(content["episodes"]["returns"])
+    content["evaluations"] = {name: _with_nan(values) for name, values in content["evaluations"].items()}
     return Record(**{field.name: content[field.name] for field in fields(Record)} | {"spec": spec})
-
-
-@cache
-def _validator() -> "Validator":
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(RECORD)
 
 
 def _rounded(values: Any) -> Any:
     """Floats to six significant digits, and ``None`` for what JSON cannot write: NaN and infinity."""
-    if isinstance(values, Mapping):
+    if isinstance(values, dict):
         return {name: _rounded(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
         return [_rounded(value) for value in values]
@@ -196,3 +281,70 @@ def _with_nan(values: Any) -> Any:
     if isinstance(values, list):
         return [_with_nan(value) for value in values]
     return math.nan if values is None else values
+
+
+# -------------------------------------------------------------------------------------------------------------- schema
+# What the file of a record holds. The data of packed columns, lists of one length, and their order are beyond it.
+
+
+@cache
+def _validator() -> "Validator":
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(SCHEMA)
+
+
+def _list_of(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
+    """One that has all these properties."""
+    return {"type": "object", "properties": properties | (optional or {}), "required": list(properties)}
+
+
+def _column_of(items: dict[str, Any] | None = None, encodings: Sequence[str] = tuple(TYPES)) -> dict[str, Any]:
+    """A list, or a packed column."""
+    packed = _object(
+        encoding={"enum": list(encodings)},
+        length={"type": "integer", "minimum": 1, "maximum": MOST_VALUES},
+        data=TEXT,
+    )
+    return {"if": {"type": "object"}, "then": packed, "else": _list_of(items or {})}
+
+
+TEXT = {"type": "string"}
+INTEGER = {"type": "integer"}
+# what was not finite is written as null
+NUMBER_OR_NULL = {"type": ["number", "null"]}
+INTEGERS = _column_of(INTEGER, ["delta-int64"])
+NUMBERS = _column_of(NUMBER_OR_NULL)
+ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
+
+# Keywords of a release to come are not refused here, but an unknown one of a specification would change its key
+SPECIFICATION = _object(
+    algo=TEXT,
+    env_id=TEXT,
+    seed={"type": "integer", "minimum": 0},
+    n_timesteps={"type": "integer", "minimum": 1},
+    variant=TEXT,
+    settings={"type": "object"},
+    eval_freq={"type": "integer", "minimum": 0},
+    n_eval_episodes=INTEGER,
+) | {"additionalProperties": False}
+
+SCHEMA = _object(
+    key=TEXT,
+    spec=SPECIFICATION,
+    status={"enum": ["done", "failed"]},
+    traceback={"type": ["string", "null"]},
+    episodes=_object({"is_success": NUMBERS}, timesteps=INTEGERS, returns=NUMBERS, lengths=INTEGERS),
+    evaluations=_object({"is_success": ROWS}, timesteps=_list_of(INTEGER), returns=ROWS),
+    # an algorithm may log what it likes; these are what a report reads
+    updates=_object(timesteps=INTEGERS)
+    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _column_of()},
+    versions={"type": "object", "additionalProperties": TEXT},
+    machine={"type": "object", "additionalProperties": TEXT},
+    wall_time={"type": "number"},
+    started=TEXT,
+)

@@ -294,14 +294,20 @@ def _scores(returns: ArrayLike) -> Array:
 
 
 def _rliable(
-    statistic: Callable[..., Array], *samples: Array, confidence_level: float, n_resamples: int, seed: int
+    statistic: Callable[..., Array],
+    *returns: ArrayLike,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    n_resamples: int = N_RESAMPLES_RLIABLE,
+    seed: int = 0,
 ) -> Estimate:
+    """As ``bootstrap``, of ``n_runs x n_tasks`` and with resamples stratified by task."""
     from rliable import library
 
+    samples = [_scores(x) for x in returns]
     value = statistic(*samples)
     if min(len(sample) for sample in samples) < 2:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
-    scores = {"": samples[0] if len(samples) == 1 else list(samples)}
+    scores = {"": samples[0] if len(samples) == 1 else samples}
     with _numpy_seeded(seed):
         _, intervals = library.get_interval_estimates(
             scores, statistic, reps=n_resamples, confidence_interval_size=confidence_level
@@ -309,84 +315,42 @@ def _rliable(
     return Estimate(value, *intervals[""])
 
 
-def interquartile_mean(
-    returns: ArrayLike,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    n_resamples: int = N_RESAMPLES_RLIABLE,
-    seed: int = 0,
-) -> Estimate:
+def interquartile_mean(returns: ArrayLike, **options: float) -> Estimate:
     """
     Mean without the lowest and the highest quarter of the runs, rounded down: with fewer than four, it is the mean.
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, over all of which it is taken
-    :param confidence_level: in (0, 1)
-    :param n_resamples: number of bootstrap samples, stratified by task
-    :param seed: of the bootstrap samples
+    :param options: those of ``bootstrap``; resamples are stratified by task
     :return: IQM and interval, each of shape (1,)
     """
     from rliable import metrics
 
-    return _rliable(
-        lambda x: np.array([metrics.aggregate_iqm(x)]),
-        _scores(returns),
-        confidence_level=confidence_level,
-        n_resamples=n_resamples,
-        seed=seed,
-    )
+    return _rliable(lambda x: np.array([metrics.aggregate_iqm(x)]), returns, **options)  # type: ignore[arg-type]
 
 
-def probability_of_improvement(
-    x: ArrayLike,
-    y: ArrayLike,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    n_resamples: int = N_RESAMPLES_RLIABLE,
-    seed: int = 0,
-) -> Estimate:
+def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: float) -> Estimate:
     """
     P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks.
 
     :param x: final returns of one algorithm, ``n_runs_x`` or ``n_runs_x x n_tasks``
     :param y: final returns of the other, ``n_runs_y`` or ``n_runs_y x n_tasks``
-    :param confidence_level: in (0, 1)
-    :param n_resamples: number of bootstrap samples, stratified by task
-    :param seed: of the bootstrap samples
+    :param options: those of ``bootstrap``; resamples are stratified by task
     :return: probability and interval, each of shape (1,)
     """
     from rliable import metrics
 
-    return _rliable(
-        lambda x, y: np.array([metrics.probability_of_improvement(x, y)]),
-        _scores(x),
-        _scores(y),
-        confidence_level=confidence_level,
-        n_resamples=n_resamples,
-        seed=seed,
-    )
+    return _rliable(lambda x, y: np.array([metrics.probability_of_improvement(x, y)]), x, y, **options)  # type: ignore[arg-type]
 
 
-def performance_profile(
-    returns: ArrayLike,
-    thresholds: ArrayLike,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    n_resamples: int = N_RESAMPLES_RLIABLE,
-    seed: int = 0,
-) -> Estimate:
+def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: float) -> Estimate:
     """
     The share of runs that end above each threshold.
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores
     :param thresholds: in the unit of ``returns`` (``n_thresholds``)
-    :param confidence_level: in (0, 1)
-    :param n_resamples: number of bootstrap samples, stratified by task
-    :param seed: of the bootstrap samples
+    :param options: those of ``bootstrap``; resamples are stratified by task
     :return: shares and interval, each of shape (``n_thresholds``,)
     """
     taus = np.asarray(thresholds, dtype=np.float64)
-    return _rliable(
-        # rliable's score_distributions in one comparison: its loop over thresholds takes seconds
-        lambda x: np.mean(x[..., None] > taus, axis=(0, 1)),
-        _scores(returns),
-        confidence_level=confidence_level,
-        n_resamples=n_resamples,
-        seed=seed,
-    )
+    # rliable's score_distributions in one comparison: its loop over thresholds takes seconds
+    return _rliable(lambda x: np.mean(x[..., None] > taus, axis=(0, 1)), returns, **options)  # type: ignore[arg-type]

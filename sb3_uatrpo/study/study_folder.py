@@ -1,4 +1,4 @@
-"""The folder of a study: ``study.json``, which tells it apart from other folders, and ``records/``."""
+"""The folder of a study: ``study.json``, which tells it apart from other folders, ``records/``, and ``models/``."""
 
 import json
 import os
@@ -6,13 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.record import Record, read_record, read_records, write_atomically, write_record
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.record import (
+    Record,
+    RunSpec,
+    StudyError,
+    read_record,
+    read_records,
+    write_atomically,
+    write_record,
+)
 
 MARKER = "study.json"
 # of the folder; records have their own
 FORMAT = 1
+
+# The content of files by relative path
+Files = dict[str, bytes]
 
 
 class StudyFolder:
@@ -55,6 +64,16 @@ class StudyFolder:
     def write(self, record: Record) -> Path:
         """:return: the record's file"""
         return write_record(record, self.records_path)
+
+    def write_model(self, spec: RunSpec, files: Files) -> None:
+        """
+        :param spec: a run
+        :param files: what RL Zoo's ``enjoy`` needs of it, in the layout of its log folder; nothing is written of none
+        """
+        for name, content in files.items():
+            path = self.path / "models" / Path(spec.file_name).stem / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
     @contextmanager
     def claims(self) -> Iterator["Claims"]:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_uatrpo.study.record import Record
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.record import Record, RunSpec
 
 # Arguments of rl_zoo3.train that change a run's numbers, besides what config.yml holds
 ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent")
@@ -94,7 +93,7 @@ def read_zoo_run(run: Path) -> Record:
             seed=int(arguments["seed"]),
             n_timesteps=n_timesteps,
             variant="",
-            settings=settings,
+            hyperparameters=settings,
             eval_freq=max(0, int(arguments["eval_freq"])),
             n_eval_episodes=int(arguments["eval_episodes"]),
         ),

@@ -1,7 +1,7 @@
 """Mistakes of a user, each of which `mypy --strict` finds: the comment is the code of its error. It is never run."""
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, study
-from sb3_uatrpo.study.settings import plan
+from sb3_uatrpo.study.plan import plan
 
 UATRPO("MlpPolicy", "CartPole-v1", sample_unit="episode")  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", step_length_samples="all")  # arg-type

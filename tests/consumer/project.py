@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import assert_type
 
 from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy, __version__, study
-from sb3_uatrpo.study.settings import plan
+from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.worker import run_one
 from sb3_uatrpo.zoo import register
 
@@ -65,9 +65,9 @@ def make_studies(folder: Path) -> None:
     record = assert_type(run_one(specs[0]), study.Record)
     assert_type(study.write_record(record, folder), Path)
     records, _ = study.read_records(folder)
-    group = study.group_records(records)[0]
-    estimate = assert_type(study.bootstrap_cvar(group.final_returns, kappa=0.5), study.Estimate)
-    print(group.label, estimate.value)
+    finals = [study.final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in records]
+    estimate = assert_type(study.bootstrap_cvar(finals, kappa=0.5), study.Estimate)
+    print(records[0].spec.label, estimate.value)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_uatrpo.study.record import Record, write_atomically, write_record
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.record import Record, RunSpec, write_atomically, write_record
 from sb3_uatrpo.study.study_folder import FORMAT, MARKER
 
 FAILURE = """\
@@ -30,7 +29,7 @@ def make_record(
     final: float = 100.0,
     n_timesteps: int = 10_000,
     variant: str = "",
-    settings: dict[str, Any] | None = None,
+    hyperparameters: dict[str, Any] | None = None,
     status: str = "done",
     noise: float = 0.0,
     episode_length: int = 100,
@@ -51,7 +50,7 @@ def make_record(
         ratios = kl_ratio[0] * np.exp(kl_ratio[1] * rng.normal(size=len(updates)))
         logged |= {"kl_ratio": [None, *ratios[1:].tolist()], "kl_proposed": (0.01 * ratios).tolist()}
     return Record(
-        spec=RunSpec(algo, env_id, seed, n_timesteps, variant, settings or {"gamma": 0.99}, eval_freq, 2),
+        spec=RunSpec(algo, env_id, seed, n_timesteps, variant, hyperparameters or {"gamma": 0.99}, eval_freq, 2),
         status=status,
         traceback=FAILURE if status == "failed" else None,
         episodes={

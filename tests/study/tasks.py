@@ -19,11 +19,20 @@ class Waiting(gym.Env):
     Episodes of ten steps. While the file ``broken`` is in its folder, a step raises an exception.
 
     :param folder: where each process that uses the environment leaves an empty file called by its number
-    :param hold_from: of the processes that came, this one and those after it wait for the file ``go``
+    :param hold_from: of the processes that came, this one and those after it wait for the file ``go``, and as long as
+        there is a file ``stay_`` with their number
+    :param reports_success: whether every second episode says that it succeeded, and the others that they did not
     """
 
-    def __init__(self, folder: str, hold_from: int | None = None, render_mode: str | None = None):
-        self.folder, self.hold_from = Path(folder), hold_from
+    def __init__(
+        self,
+        folder: str,
+        hold_from: int | None = None,
+        reports_success: bool = False,
+        render_mode: str | None = None,
+    ):
+        self.folder, self.hold_from, self.reports_success = Path(folder), hold_from, reports_success
+        self.episodes = 0
         self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.steps = 0
@@ -32,7 +41,7 @@ class Waiting(gym.Env):
         super().reset(seed=seed)
         (self.folder / str(os.getpid())).touch()
         while self.hold_from is not None and len(processes_seen(self.folder)) >= self.hold_from:
-            if (self.folder / "go").exists():
+            if (self.folder / "go").exists() and not (self.folder / f"stay_{os.getpid()}").exists():
                 break
             time.sleep(0.02)
         self.steps = 0
@@ -43,7 +52,10 @@ class Waiting(gym.Env):
             print("this is the last that it says")
             raise RuntimeError("the environment is broken")
         self.steps += 1
-        return self._observation(), float(action), self.steps == 10, False, {}
+        done = self.steps == 10
+        self.episodes += done
+        info = {"is_success": self.episodes % 2 == 0} if done and self.reports_success else {}
+        return self._observation(), float(action), done, False, info
 
     def _observation(self):
         return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.study.test_run import PATIENCE, ROOT, command, let_go, records_of, runs_seen, start, wait_for
+from tests.study.test_run import PATIENCE, ROOT, command, is_alive, let_go, records_of, runs_seen, start, wait_for
 
 # Without it, Ray takes the loopback address for the machine's outward one, and connects to that
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -21,9 +22,19 @@ CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
 
-node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-cluster = Cluster(True, head_node_args={**node, "node_ip_address": "127.0.0.1"})
-second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+def patiently(start, **options):
+    # Ray gives a node half a minute to start, which is not enough on a busy machine
+    for attempt in range(10):
+        try:
+            return start(**options)
+        except Exception:
+            if attempt == 9:
+                raise
+
+node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+head = {**node, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
+cluster = patiently(Cluster, initialize_head=True, head_node_args=head)
+second = patiently(cluster.add_node, **node)
 print(cluster.address, flush=True)
 if sys.stdin.readline():
     cluster.remove_node(second, allow_graceful=False)
@@ -54,22 +65,26 @@ def cluster():
             assert process.wait(timeout=PATIENCE) == 0
 
 
-def parent_of(process: int) -> str:
-    """Of a worker, the raylet of its node."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     address = cluster.stdout.readline().strip()
     assert address.startswith("127.0.0.1:")
-    words = command(tmp_path, "--ray", address, seeds="0-2", hold_from=1)
+    words = command(tmp_path, "--ray", address, "--save-models", seeds="0-2", hold_from=1)
     driver = start(words, **LOOPBACK_ONLY)
     # one run on each node is half-way
     running = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
-    assert len({parent_of(process) for process in running}) == 2
+    # of a run, the parent is Ray's worker, and that one's the raylet of its node
+    raylets = {process: parent_of(parent_of(process)) for process in running}
+    assert len(set(raylets.values())) == 2
     cluster.stdin.write("kill\n")
     cluster.stdin.flush()
     assert cluster.stdout.readline() == "killed\n"
+    # until its node's death reaches it, the lost run is alive, but it never comes to its end
+    (lost,) = wait_for(lambda: [process for process, raylet in raylets.items() if not is_alive(raylet)])
+    (tmp_path / "seen" / f"stay_{lost}").touch()
     let_go(tmp_path)
     said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 0, said
@@ -78,6 +93,7 @@ def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     assert "(1 of 3): NodeDiedError" in said
     records = records_of(tmp_path)
     assert sorted(records) == [0, 1, 2]
+    assert len(list((tmp_path / "study" / "models").rglob("Waiting-v0.zip"))) == 3
     # one process for each attempt
     assert len(runs_seen(tmp_path)) == 4
 
@@ -97,21 +113,18 @@ def test_an_address_without_a_cluster(tmp_path):
         port = other.getsockname()[1]
 
         def answer():
-            connection, _ = other.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+            with suppress(OSError):
+                while True:
+                    connection, _ = other.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        driver = start(command(tmp_path, "--ray", f"127.0.0.1:{port}"), **LOOPBACK_ONLY)
-        said, _ = driver.communicate(timeout=PATIENCE)
-        thread.join()
-    assert driver.returncode == 2
-    assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: what answers there is something else\n"
-
-    driver = start(command(tmp_path, "--ray", f"127.0.0.1:{port}"), **LOOPBACK_ONLY)
-    said, _ = driver.communicate(timeout=PATIENCE)
-    assert driver.returncode == 2
-    assert said == f"Error: no Ray cluster answers at 127.0.0.1:{port}: Connection refused\n"
+        threading.Thread(target=answer, daemon=True).start()
+        drivers = [start(command(tmp_path, "--ray", f"127.0.0.1:{n}"), **LOOPBACK_ONLY) for n in (port, 1)]
+        said = [driver.communicate(timeout=PATIENCE)[0] for driver in drivers]
+        other.shutdown(socket.SHUT_RDWR)
+    for driver, text, n in zip(drivers, said, (port, 1), strict=True):
+        assert driver.returncode == 2
+        assert text == f"Error: no Ray cluster answers at 127.0.0.1:{n} within 5 seconds\n"
     assert not records_of(tmp_path)

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from sb3_uatrpo.study.columns import pack_table
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, read_record, read_records, write_record
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record, read_records, write_record
 from sb3_uatrpo.study.study_folder import StudyFolder
 
 PILOT = Path(__file__).parents[2] / "docs" / "results" / "pilot" / "records"
@@ -41,7 +39,7 @@ def test_what_was_written_is_read(tmp_path):
 
 
 def test_floats_are_short_and_settings_exact(tmp_path):
-    spec = replace(SPEC, settings={"gamma": 0.123456789123})
+    spec = replace(SPEC, hyperparameters={"gamma": 0.123456789123})
     returns = [1234.56789, 1e-7 / 3, math.inf, math.nan]
     episodes = {"timesteps": [1, 2, 3, 123456789], "returns": returns, "lengths": [1, 1, 1, 1]}
     updates = {"timesteps": [1], "kl_ratio": [math.inf]}
@@ -70,7 +68,7 @@ def test_a_write_that_fails_leaves_the_old_record(tmp_path, monkeypatch):
 
 
 def edited(**changes):
-    content = json.loads(json.dumps({"format": 1, "key": SPEC.key(), **vars(RECORD), "spec": vars(SPEC)}))
+    content = json.loads(json.dumps({"format": 1, "key": SPEC.key(), **vars(RECORD), "spec": SPEC.to_json()}))
     content.update(changes)
     return json.dumps({name: value for name, value in content.items() if value != "absent"})
 
@@ -102,8 +100,8 @@ def updates(**changes):
         (edited(versions={"numpy": 2}), "versions.numpy: 2 is not of type 'string'"),
         (edited(wall_time="long"), "wall_time: 'long' is not of type 'number'"),
         (edited(spec={}), "spec: 'algo' is a required property"),
-        (edited(spec={**vars(SPEC), "colour": "red"}), "'colour' was unexpected"),
-        (edited(spec={**vars(SPEC), "seed": 4}), "key"),
+        (edited(spec={**SPEC.to_json(), "colour": "red"}), "'colour' was unexpected"),
+        (edited(spec={**SPEC.to_json(), "seed": 4}), "key"),
         (edited(status="fine"), "status: 'fine' is not one of ['done', 'failed']"),
         (edited(episodes={}), "episodes: 'timesteps' is a required property"),
         (edited(episodes=episodes(timesteps=[])), "its episodes are not lists of one length"),

@@ -13,12 +13,9 @@ import pytest
 import yaml
 
 from sb3_uatrpo import study
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.groups import group_records, in_order
-from sb3_uatrpo.study.pictures import PICTURES
-from sb3_uatrpo.study.record import write_record
-from sb3_uatrpo.study.report import read_folder, report
-from sb3_uatrpo.study.results import Results, pairs_of
+from sb3_uatrpo.study.plots import PICTURES
+from sb3_uatrpo.study.record import StudyError, write_record
+from sb3_uatrpo.study.report import Results, evaluations, in_order, pairs_of, read_folder, report, tabulate_runs
 from sb3_uatrpo.study.zoo_folder import read_zoo_folder
 from tests.study.synthetic import make_folder, make_record, make_study
 
@@ -117,6 +114,17 @@ def test_a_second_report_is_the_same(tmp_path):
 # ------------------------------------------------------------------------------------------------------- special cases
 
 
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """The page alone of a study's report; pictures take most of its time, and others look at them."""
+    monkeypatch.setattr("sb3_uatrpo.study.plots.draw_pictures", lambda results, output: set())
+
+    def write_page(folder, **options):
+        return report(folder, tmp_path / "report", **options).read_text(encoding="utf-8")
+
+    return write_page
+
+
 def write(folder, *records):
     make_folder(folder)
     for record in records:
@@ -159,7 +167,7 @@ def test_pictures_of_an_earlier_report_do_not_stay(tmp_path):
     assert not (tmp_path / "report" / "differences.png").exists()
 
 
-def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
+def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path, page):
     without = make_record(seed=2)
     without = dataclasses.replace(without, episodes={"timesteps": [], "returns": [], "lengths": []})
     backwards = make_record(seed=3)
@@ -169,7 +177,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
         make_record("trpo", seed=0, status="failed"),
     )  # fmt: skip
     (folder / "records" / "cut.json").write_text('{"format": 1, "spec"')
-    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    text = page(folder)
     assert text.splitlines()[2].startswith("2 runs done, 2 failed, 2 left out")
     said = section(text, "Runs")
     assert "- uatrpo on Hopper-v4, seed 1: `RuntimeError: the simulator | broke`" in said
@@ -185,9 +193,9 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path):
     assert row[3:] == ["2", "1", "10,000", "0, 2", "0.02"]
 
 
-def test_settings_are_told_apart_or_refused(tmp_path):
+def test_settings_are_told_apart_or_refused(tmp_path, page):
     records = [
-        make_record(seed=seed, settings={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
+        make_record(seed=seed, hyperparameters={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
         for coef, final in ((0.001, 100.0), (0.01, 200.0))
         for seed in range(2)
     ]
@@ -197,69 +205,99 @@ def test_settings_are_told_apart_or_refused(tmp_path):
         r"uncertainty_coef=0.01 \(2 runs\); --separate-settings tells them apart$"
     )
     with pytest.raises(StudyError, match=expected):
-        report(folder, tmp_path / "report")
-    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+        page(folder)
+    text = page(folder, separate_settings=True)
     low, high = rows(section(text, "Returns"))
     assert (low[2], low[6]) == ("uatrpo (uncertainty_coef=0.001)", "100.0")
     assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
 
 
-def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path):
+def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path, page):
     names = ("batch_size", "gae_lambda", "learning_rate", "n_critic_updates", "sub_sampling_factor")
     records = [
-        make_record(env_id=env_id, seed=seed, settings=dict.fromkeys(names, value))
+        make_record(env_id=env_id, seed=seed, hyperparameters=dict.fromkeys(names, value))
         for env_id in ("Hopper-v4", "HalfCheetah-v4")
         for value in (0.25, 0.5)
         for seed in range(2)
     ]
     folder = write(tmp_path / "study", *records)
-    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+    text = page(folder, separate_settings=True)
     assert [row[2] for row in rows(section(text, "Returns"))] == ["uatrpo (settings 1)", "uatrpo (settings 2)"] * 2
     assert "- uatrpo (settings 2), Hopper-v4: `batch_size: 0.5`" in section(text, "Settings")
 
 
-def test_a_difference_names_what_else_differs(tmp_path):
+def test_a_difference_names_what_else_differs(tmp_path, page):
     theirs = {"gamma": 0.99, "n_envs": 2, "target_kl": 0.04}
-    records = [make_record(seed=seed, settings={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
-    records += [make_record("trpo", seed=seed, settings=theirs) for seed in range(2)]
+    records = [make_record(seed=seed, hyperparameters={"gamma": 0.995, "n_envs": 2}) for seed in range(2)]
+    records += [make_record("trpo", seed=seed, hyperparameters=theirs) for seed in range(2)]
     folder = write(tmp_path / "study", *records)
-    said = section(report(folder, tmp_path / "report").read_text(encoding="utf-8"), "Differences")
+    said = section(page(folder), "Differences")
     assert "- uatrpo − trpo on Hopper-v4: gamma 0.995 and 0.99\n" in said
-    alike = [make_record("trpo", seed=seed, settings={"gamma": 0.995}) for seed in range(2)]
+    alike = [make_record("trpo", seed=seed, hyperparameters={"gamma": 0.995}) for seed in range(2)]
     folder = write(tmp_path / "alike", *records[:2], *alike)
-    assert "Not only the algorithms differ" not in report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    assert "Not only the algorithms differ" not in page(folder)
 
 
-def test_runs_of_different_length_are_refused(tmp_path):
+def test_runs_of_different_length_are_refused(tmp_path, page):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("trpo", n_timesteps=20_000))
     with pytest.raises(StudyError, match="runs on Hopper-v4 have 10,000, 20,000 steps"):
-        report(folder, tmp_path / "report")
-    text = report(folder, tmp_path / "report", separate_settings=True).read_text(encoding="utf-8")
+        page(folder)
+    text = page(folder, separate_settings=True)
     assert [row[5] for row in rows(section(text, "Runs"))] == ["10,000", "20,000"]
 
 
 def test_a_setting_that_one_lacks_and_other_evaluations_count():
-    a = make_record(seed=0, settings={"gamma": 0.9})
-    b = make_record(seed=0, settings={"gamma": 0.9, "gae_lambda": 0.9}, eval_freq=0)
-    labels = [group.label for group in group_records([a, b], separate_settings=True)]
+    a = make_record(seed=0, hyperparameters={"gamma": 0.9})
+    b = make_record(seed=0, hyperparameters={"gamma": 0.9, "gae_lambda": 0.9}, eval_freq=0)
+    labels = tabulate_runs([a, b], separate_settings=True).algorithm.tolist()
     assert labels == ["uatrpo (eval_freq=0, gae_lambda=0.9)", "uatrpo (eval_freq=2000, no gae_lambda)"]
 
 
 def test_other_evaluations_are_no_other_training():
     """Unless one training would count twice."""
     a, b = make_record(seed=0, eval_freq=0), make_record(seed=1)
-    (group,) = group_records([a, b])
-    assert group.records == (a, b)
-    assert group.label == "uatrpo"
+    runs = tabulate_runs([a, b])
+    assert runs.record.tolist() == [a, b]
+    assert runs.algorithm.tolist() == ["uatrpo"] * 2
     with pytest.raises(StudyError, match=r"has eval_freq=0 .* and eval_freq=2000"):
-        group_records([a, b, make_record(seed=0)])
+        tabulate_runs([a, b, make_record(seed=0)])
+
+
+def test_named_variants_are_compared_under_their_names(tmp_path, page):
+    """Beside the plain algorithm, whatever was varied for both."""
+    records = [
+        make_record(seed=seed, variant=variant, hyperparameters={"uncertainty_coef": coef, "noise": noise})
+        for name, coef in (("", 0.1), ("no covariance", 0.0))
+        for noise, condition in ((0, ""), (1, "noise=1"))
+        for variant in [",".join(filter(None, [name, condition]))]
+        for seed in range(2)
+    ]
+    text = page(write(tmp_path / "study", *records))
+    labels = ("uatrpo", "uatrpo (no covariance)")
+    expected = [["Hopper-v4", variant, label] for variant in ("–", "noise=1") for label in labels]
+    assert [row[:3] for row in rows(section(text, "Returns"))] == expected
+    assert [row[2] for row in rows(section(text, "Differences"))] == ["uatrpo − uatrpo (no covariance)"] * 2
+
+
+def test_success_rates(tmp_path, page):
+    records = []
+    for seed, successes in enumerate(([0.0] * 91 + [1.0] * 9, [None] * 91 + [1.0, 0.0, None] * 3)):
+        record = make_record(seed=seed)
+        # some algorithm's environment reports none
+        records += [record, make_record("ppo", seed=seed)]
+        record.episodes["is_success"] = successes
+        record.evaluations["is_success"] = [[0.0, 1.0] for _ in record.evaluations["timesteps"]]
+    text = page(write(tmp_path / "study", *records))
+    (row,) = rows(section(text, "Success rates"))
+    # nine of ten, and half of those that said
+    assert row == ["Hopper-v4", "–", "uatrpo", "2", "70.0% ± 20.0%", "50.0% to 90.0%", "50.0% ± 0.0%"]
 
 
 def test_variants_are_groups_of_their_own():
-    groups = group_records(
-        [make_record(variant=v, settings={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
+    runs = tabulate_runs(
+        [make_record(variant=v, hyperparameters={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
     )
-    assert [(group.variant, group.label) for group in groups] == [("", "uatrpo"), ("noise=1", "uatrpo")]
+    assert runs[["variant", "algorithm"]].to_numpy().tolist() == [["", "uatrpo"], ["noise=1", "uatrpo"]]
 
 
 def test_order():
@@ -267,15 +305,17 @@ def test_order():
 
 
 def test_uatrpo_is_compared_with_every_other_one():
+    names = in_order(["trpo_matched", "uatrpo_shrinkage", "uatrpo", "uatrpo (no covariance)"])
+    assert names == ["uatrpo", "uatrpo (no covariance)", "uatrpo_shrinkage", "trpo_matched"]
     labels = ["uatrpo (gamma=0.9)", "uatrpo (gamma=1)", "ppo", "trpo"]
     expected = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
     assert pairs_of(labels, None) == tuple((labels[i], labels[j]) for i, j in expected)
     assert pairs_of(labels[2:], None) == (("ppo", "trpo"),)
 
 
-def test_shares_and_small_numbers_are_not_rounded_away(tmp_path):
+def test_shares_and_small_numbers_are_not_rounded_away(tmp_path, page):
     folder = write(tmp_path / "study", make_record(final=1.23456e-5), make_record("ppo", final=-2e-4))
-    text = report(folder, tmp_path / "report", kappa=0.125).read_text(encoding="utf-8")
+    text = page(folder, kappa=0.125)
     assert [row[4] for row in rows(section(text, "Returns"))] == ["1.235e-05", "-0.0002"]
     assert "| 12.5%-CVaR |" in section(text, "Returns")
     assert "| of 12.5%-CVaR |" in section(text, "Differences")
@@ -286,7 +326,7 @@ def test_titles_are_broken_between_settings_and_a_dollar_is_one(tmp_path):
     records = [make_record(variant=v) for v in ("noise=1,trust_region_delta=0.03,layers=[64, 64]", "cost=$x^2$,y=$")]
     text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
     assert "cost=$x^2$,y=$" in text
-    results = Results(tmp_path, tuple(group_records(records)), (), (), 0.2)
+    results = Results(tabulate_runs(records), (), 0.2)
     titles = {ax.get_title() for ax in PICTURES["learning_curves"](results).axes}
     assert "Hopper-v4, noise=1,\ntrust_region_delta=0.03,\nlayers=[64, 64]" in titles
 
@@ -294,17 +334,16 @@ def test_titles_are_broken_between_settings_and_a_dollar_is_one(tmp_path):
 def test_evaluations_at_steps_that_all_runs_share():
     short = make_record(seed=1, final=10.0)
     short = dataclasses.replace(short, evaluations={"timesteps": [2000, 4000], "returns": [[1.0], [2.0, 4.0]]})
-    (group,) = group_records([make_record(seed=0, final=10.0), short])
-    timesteps, means = group.evaluations
+    timesteps, means = evaluations(tabulate_runs([make_record(seed=0, final=10.0), short]))
     np.testing.assert_array_equal(timesteps, [2000, 4000])
     np.testing.assert_array_equal(means, [[11.0, 11.0], [1.0, 3.0]])
 
 
-def test_a_pair_of_ones_own(tmp_path):
+def test_a_pair_of_ones_own(tmp_path, page):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("ppo", final=90.0), make_record("trpo"))
-    text = report(folder, tmp_path / "report", algorithms=("ppo", "trpo")).read_text(encoding="utf-8")
+    text = page(folder, algorithms=("ppo", "trpo"))
     assert [row[2] for row in rows(section(text, "Differences"))] == ["ppo − trpo"]
-    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    text = page(folder)
     assert [row[2] for row in rows(section(text, "Differences"))] == ["uatrpo − ppo", "uatrpo − trpo"]
 
 
@@ -374,7 +413,7 @@ def test_a_folder_of_rl_zoos(tmp_path):
     assert not bad
     assert (record.spec.algo, record.spec.env_id, record.spec.seed) == ("uatrpo", "CartPole-v1", 0)
     assert record.spec.n_timesteps == 1000
-    assert record.spec.settings == {"n_envs": 2, "policy": "MlpPolicy"}
+    assert record.spec.hyperparameters == {"n_envs": 2, "policy": "MlpPolicy"}
     # two environments of 50 steps each, stepped together
     assert record.episodes["timesteps"] == [t for t in range(100, 1001, 100) for _ in range(2)]
     assert sorted(set(record.episodes["returns"])) == [10.0, 11.0]
@@ -384,7 +423,7 @@ def test_a_folder_of_rl_zoos(tmp_path):
     assert study.read_record(write_record(record, tmp_path / "records")) == record
 
 
-def test_report_on_a_folder_of_rl_zoos(tmp_path):
+def test_report_on_a_folder_of_rl_zoos(tmp_path, page):
     for seed in range(3):
         zoo_run(tmp_path / "logs", number=seed + 1, seed=seed, final=100.0 + seed)
         zoo_run(tmp_path / "logs", "ppo", number=seed + 1, seed=seed, final=80.0 + seed)
@@ -393,7 +432,7 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path):
     zoo_run(tmp_path / "logs", number=6, seed=1)
     broken = zoo_run(tmp_path / "logs", number=7, seed=9)
     (broken / "0.monitor.csv").write_text("#{")
-    text = report(tmp_path / "logs", tmp_path / "report").read_text(encoding="utf-8")
+    text = page(tmp_path / "logs")
     assert text.splitlines()[2].startswith("6 runs done, 2 failed, 2 left out")
     said = section(text, "Runs")
     assert "stopped after 400 of 1,000 steps" in said
@@ -405,7 +444,7 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path):
     assert "No KL ratio in the records of ppo, uatrpo." in text
     # far above, it could be anybody's
     with pytest.raises(StudyError, match="neither a study"):
-        report(tmp_path, tmp_path / "report")
+        page(tmp_path)
     # one algorithm's folder, and one run's
     assert len(read_folder(tmp_path / "logs" / "ppo")[0]) == 3
     assert len(read_folder(tmp_path / "logs" / "ppo" / "CartPole-v1_1")[0]) == 1
@@ -434,8 +473,6 @@ def test_a_configuration_makes_no_objects(tmp_path):
 def test_the_public_names_are_there():
     for name in study.__all__:
         assert getattr(study, name).__module__.startswith("sb3_uatrpo.study.")
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        study.nothing  # noqa: B018
 
 
 def test_importing_is_light():
@@ -443,6 +480,6 @@ def test_importing_is_light():
         code = f"import sys; {code}; print(sorted(m for m in sys.modules if m.startswith({modules})))"
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
-    heavy = "('scipy', 'rliable', 'seaborn', 'ray', 'pebble')"
+    heavy = "('scipy', 'rliable', 'seaborn', 'ray', 'pandas', 'matplotlib')"
     assert loaded("from sb3_uatrpo.study import Record, StudyError, cvar", heavy) == "[]\n"
     assert loaded("import sb3_uatrpo", "'sb3_uatrpo.study'") == "[]\n"

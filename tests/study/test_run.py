@@ -17,10 +17,9 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3 import PPO
 
 from sb3_uatrpo.study import __main__ as command_line
-from sb3_uatrpo.study.executors import run_quietly
+from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess, run_study
+from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.record import read_record, read_records, write_record
-from sb3_uatrpo.study.runner import POLL, Outcome, run_study
-from sb3_uatrpo.study.settings import plan
 from sb3_uatrpo.study.study_folder import StudyFolder
 from sb3_uatrpo.study.worker import failed_record, run_one
 from tests.study.synthetic import make_folder, make_record
@@ -152,7 +151,7 @@ def test_a_run_is_the_one_of_rl_zoo(tmp_path):
     monitors = (tmp_path / "ppo" / "CartPole-v1_1").glob("*.monitor.csv")
     theirs = sorted(float(line.split(",")[0]) for file in monitors for line in file.read_text().splitlines()[2:])
     (spec,) = plan(["ppo"], ["CartPole-v1"], [5], 1000, params, eval_freq=0)
-    assert spec.settings["n_envs"] > 1
+    assert spec.hyperparameters["n_envs"] > 1
     assert sorted(run_one(spec).episodes["returns"]) == theirs
 
 
@@ -217,7 +216,10 @@ def test_a_run_leaves_the_terminal_and_the_folder_alone(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     params = ["n_steps:100", "batch_size:50"]
     (spec,) = plan(["uatrpo"], ["HalfCheetah-v4"], [0], 100, params, eval_freq=0)
-    assert run_quietly(spec, lambda steps: None).status == "done"
+    process = RunProcess(spec)
+    wait_for(process.has_ended)
+    assert process.result().record.status == "done"
+    assert not process.path.exists()
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
 
@@ -232,7 +234,95 @@ def test_a_failing_run_is_recorded(tmp_path):
     assert record.episodes["returns"] == []
 
 
+def test_success_is_kept_where_the_task_reports_it(tmp_path):
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True}}"
+    params = [*QUICK, kwargs, "n_envs:2"]
+    (spec,) = plan(["uatrpo"], ["tests.study.tasks:Waiting-v0"], [0], 400, params, eval_freq=200, n_eval_episodes=3)
+    record = run_one(spec)
+    assert record.status == "done", record.traceback
+    # two environments, stepped together
+    assert record.episodes["is_success"] == [0.0, 0.0, 1.0, 1.0] * 10
+    assert record.evaluations["is_success"] == [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    kept = read_record(write_record(record, tmp_path))
+    assert (kept.episodes, kept.evaluations) == (record.episodes, record.evaluations)
+    (spec,) = plan(["uatrpo"], ["CartPole-v1"], [0], 200, QUICK, eval_freq=0)
+    assert "is_success" not in run_one(spec).episodes
+
+
 # ------------------------------------------------------------------------------------------------------- whole studies
+
+
+STUDY = """\
+algorithms: [ppo]
+environments: [CartPole-v1]
+seeds: 0-1
+n_timesteps: 64
+eval_freq: 0
+variants:
+  myopic:
+    ppo: {gamma: 0.5}
+    a2c: {gamma: 0.5, n_steps: 8}
+"""
+
+
+def test_a_study_from_a_file_to_models_that_rl_zoo_shows(tmp_path, finish):
+    file = tmp_path / "study.yml"
+    file.write_text(STUDY)
+    folder = tmp_path / "study"
+    words = ["run", "--folder", str(folder), "--study", str(file), "--params", "ppo.n_steps:16", "n_envs:1"]
+    assert "6 done, 0 failed" in finish([*words, "ppo.batch_size:16"])
+    assert not (folder / "models").exists()
+    finish(["report", "--folder", str(folder)])
+    text = (folder / "report" / "report.md").read_text(encoding="utf-8")
+    for label in ("ppo", "ppo (myopic)", "a2c (myopic)"):
+        assert f"| CartPole-v1 | – | {label} | 2 |" in text
+
+    # what is typed replaces what the file says
+    typed = [
+        "--algo",
+        "uatrpo",
+        "--seeds",
+        "5",
+        "--n-timesteps",
+        "200",
+        "--params",
+        "uatrpo.n_steps:100",
+        "--save-models",
+    ]
+    assert "3 done, 0 failed" in finish(["run", *words[1:5], *typed])
+    (model,) = (folder / "models").glob("uatrpo_CartPole-v1_s5_*")
+    (archive,) = model.rglob("CartPole-v1.zip")
+    # the sketch would be 200 times as many numbers as the policy's
+    assert archive.stat().st_size < 500_000
+    enjoy = ["enjoy", "--algo", "uatrpo", "--env", "CartPole-v1", "-f", str(model), "-n", "20", "--no-render"]
+    zoo = [sys.executable, "-m", "sb3_uatrpo.zoo", *enjoy, "--device", "cpu"]
+    shown = subprocess.run(zoo, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert (model / "uatrpo" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algorithms: [ppo", "while parsing"),
+        ("", "None is not of type 'object'"),
+        ("algos: [ppo]", "'algos' was unexpected"),
+        ("algorithms: ppo", "algorithms: 'ppo' is not of type 'array'"),
+        ("seeds: 3-1", "a seed is an integer"),
+        ("variants: {a=b: {ppo: {gamma: 0.5}}}", "the name of a variant has no '=' and no ','"),
+        ("variants: {short: {ppo: {gama: 0.5}}}", "unknown hyperparameter 'gama' of ppo"),
+        ("variants: {short: {pppo: {gamma: 0.5}}}", "unknown algorithm 'pppo'"),
+        ("noise: [0, -1]", "noise[1]: -1 is less than the minimum of 0"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_one_line(text, message, tmp_path, finish):
+    file = tmp_path / "study.yml"
+    file.write_text(text)
+    words = ["--study", str(file), "--folder", str(tmp_path / "study"), "--env", "CartPole-v1", "--n-timesteps", "100"]
+    said = finish(["run", *words], code=2)
+    assert said.startswith("Error: ")
+    assert message in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_study_from_runs_to_pictures(tmp_path, finish):
@@ -285,7 +375,7 @@ def test_failures_corruption_parts_and_changed_settings(tmp_path, finish):
     said = finish([*words, "--params", "trust_region_delta:0.02", "--shard", "1/2"])
     assert "have a record already" not in said
     records, _ = read_records(tmp_path / "study" / "records")
-    assert {record.spec.settings.get("trust_region_delta") for record in records} == {0.03, 0.02}
+    assert {record.spec.hyperparameters.get("trust_region_delta") for record in records} == {0.03, 0.02}
 
 
 def test_folders_are_merged(tmp_path, finish):
@@ -315,8 +405,8 @@ def test_a_killed_worker_takes_no_other_with_it(tmp_path):
     driver = start(command(tmp_path, "--jobs", "2", hold_from=1), OMP_NUM_THREADS="2")
     workers = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
     for worker in workers:
-        # fresh processes, not copies of the driver, whatever pebble calls the argument
-        assert b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+        # fresh processes, not copies of the driver
+        assert b"sb3_uatrpo.study.worker" in Path(f"/proc/{worker}/cmdline").read_bytes()
         assert b"OMP_NUM_THREADS=1\0" in Path(f"/proc/{worker}/environ").read_bytes()
     os.kill(workers[0], signal.SIGKILL)
     let_go(tmp_path)
@@ -383,22 +473,22 @@ def test_two_drivers_share_a_study(tmp_path):
     assert not locks_in(tmp_path)
 
 
-class Instant:
-    """An executor that has every record at once."""
-
-    capacity = 2
+class Instant(Executor):
+    """Has every record at once."""
 
     def __init__(self, say):
-        self.records = []
+        super().__init__(2)
+        self.results = []
         self.stopped = False
 
     def submit(self, spec):
-        self.records.append(replace(failed_record(spec, "", STARTED), status="done", traceback=None))
+        record = replace(failed_record(spec, "", STARTED), status="done", traceback=None)
+        self.results.append(Result(record, {}))
 
     def collect(self, timeout):
-        assert self.records, "nothing is under way"
-        records, self.records = self.records, []
-        return records
+        assert self.results, "nothing is under way"
+        results, self.results = self.results, []
+        return results
 
     def steps(self):
         return {}
@@ -424,7 +514,7 @@ def test_what_is_not_computed_yet_is_taken_over(tmp_path, monkeypatch):
         executors.append(Instant(say))
         return executors[0]
 
-    monkeypatch.setattr("sb3_uatrpo.study.runner.time.sleep", sleep)
+    monkeypatch.setattr("sb3_uatrpo.study.driver.time.sleep", sleep)
     assert run_study(specs, folder, make_executor) == Outcome(done=2, failed=[], n_skipped=0)
     assert slept == [POLL] * 2
     assert executors[0].stopped
@@ -465,7 +555,8 @@ OURS = ["--algo", "uatrpo", *PLAN[2:]]
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
         ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster is host:port or auto"),
         ("run", [*PLAN, "--nonsense"], "No such option"),
-        ("run", ["--algo", "ppo"], "Missing option"),
+        ("run", ["--algo", "ppo"], "nothing to run: give --env"),
+        ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo"),
         ("run", [*PLAN, "--folder", "NOT_A_STUDY"], "is not the folder of a study"),
         ("run", [*PLAN, "--folder", "NEWER"], "is a study of another format"),
         ("merge", ["NOT_A_STUDY"], "is not the folder of a study"),
@@ -517,5 +608,5 @@ def test_options_take_several_values():
 def test_imports_are_light():
     code = "import sys, sb3_uatrpo.study; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for heavy in ("rl_zoo3", "matplotlib", "pandas", "scipy", "ray", "rliable", "pebble", "click"):
+    for heavy in ("rl_zoo3", "matplotlib", "pandas", "scipy", "ray", "rliable", "rich", "click"):
         assert f"'{heavy}'" not in loaded

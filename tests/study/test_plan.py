@@ -3,16 +3,14 @@ from dataclasses import fields, replace
 
 import pytest
 
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.runner import shard
-from sb3_uatrpo.study.settings import parse_value, plan
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.plan import parse_value, plan, shard
+from sb3_uatrpo.study.record import RunSpec, StudyError
 
 SPEC = RunSpec("ppo", "CartPole-v1", 0, 100, "", {"gamma": 0.9, "n_envs": 2}, 0, 5)
 
 
 def test_a_key_follows_from_everything_but_the_order():
-    assert replace(SPEC, settings={"n_envs": 2, "gamma": 0.9}).key() == SPEC.key()
+    assert replace(SPEC, hyperparameters={"n_envs": 2, "gamma": 0.9}).key() == SPEC.key()
     # what is on disk must be found again, so this never changes
     assert SPEC.key() == "72c4cd7020"
     others = ["a2c", "Pendulum-v1", 1, 101, "x=1", {"gamma": 0.91, "n_envs": 2}, 1, 6]
@@ -23,8 +21,10 @@ def test_a_key_follows_from_everything_but_the_order():
 
 def test_equal_is_what_has_one_key():
     # a setting that comes back from a file
-    assert replace(SPEC, settings={"train_freq": (4, "step")}) == replace(SPEC, settings={"train_freq": [4, "step"]})
-    assert replace(SPEC, settings={"gamma": 1}) != replace(SPEC, settings={"gamma": 1.0})
+    assert replace(SPEC, hyperparameters={"train_freq": (4, "step")}) == replace(
+        SPEC, hyperparameters={"train_freq": [4, "step"]}
+    )
+    assert replace(SPEC, hyperparameters={"gamma": 1}) != replace(SPEC, hyperparameters={"gamma": 1.0})
     assert SPEC != SPEC.key()
 
 
@@ -50,30 +50,30 @@ def test_a_plan_is_the_product():
     # seed after seed, so that what is there is balanced at any time
     assert [spec.seed for spec in specs] == sorted(spec.seed for spec in specs)
     for spec in specs:
-        assert spec.settings.get("adversarial_noise") == (1.0 if spec.variant == "noise=1" else None)
+        assert spec.hyperparameters.get("adversarial_noise") == (1.0 if spec.variant == "noise=1" else None)
     plain = plan(["uatrpo", "trpo_matched"], ["Hopper-v4", "HalfCheetah-v4"], [0, 1, 2], 1000)
     assert set(plain) < set(specs)
 
 
 def test_the_papers_algorithms_are_matched():
     for env_id in ("Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Swimmer-v4"):
-        ours, theirs = (spec.settings for spec in plan(["uatrpo", "trpo_matched"], [env_id], [0]))
+        ours, theirs = (spec.hyperparameters for spec in plan(["uatrpo", "trpo_matched"], [env_id], [0]))
         assert {"gamma", "gae_lambda", "n_steps", "normalize", "sub_sampling_factor"} <= set(ours) & set(theirs)
         assert all(ours[name] == theirs[name] for name in set(ours) & set(theirs))
 
 
 def test_parts_are_disjoint_and_everything():
     specs = plan(["ppo"], ["CartPole-v1"], range(10), 100)
-    parts = [shard(specs, i, 3) for i in (1, 2, 3)]
+    parts = [shard(specs, f"{i}/3") for i in (1, 2, 3)]
     assert [len(part) for part in parts] == [4, 3, 3]
     assert set().union(*parts) == set(specs)
 
 
 def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
     (spec,) = plan(["trpo"], ["CartPole-v1"], [0])
-    assert spec.settings["policy"] == "MlpPolicy"
+    assert spec.hyperparameters["policy"] == "MlpPolicy"
     assert spec.n_timesteps == 100_000
-    assert "n_timesteps" not in spec.settings
+    assert "n_timesteps" not in spec.hyperparameters
 
     file = tmp_path / "own.yml"
     file.write_text("default:\n  policy: MlpPolicy\n  n_timesteps: 5e3\n  gamma: 0.5\n")
@@ -85,19 +85,19 @@ def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
         conf_files=[f"trpo:{file}"],
     )
     assert specs[0].n_timesteps == 5000
-    assert specs[0].settings == {
+    assert specs[0].hyperparameters == {
         "policy": "MlpPolicy",
         "gamma": 0.6,
         "policy_kwargs": "dict(activation_fn=nn.ReLU)",
     }
-    assert specs[1].settings["gamma"] == 0.7
+    assert specs[1].hyperparameters["gamma"] == 0.7
     both = plan(["trpo", "ppo"], ["CartPole-v1"], [0], conf_files=[str(file)])
-    assert [spec.settings["gamma"] for spec in both] == [0.5, 0.5]
+    assert [spec.hyperparameters["gamma"] for spec in both] == [0.5, 0.5]
 
 
 def test_settings_are_as_a_record_has_them():
     (spec,) = plan(["sac"], ["Pendulum-v1"], [0], vary={"train_freq": [(4, "step")]})
-    assert spec.settings["train_freq"] == [4, "step"]
+    assert spec.hyperparameters["train_freq"] == [4, "step"]
     assert spec.variant == "train_freq=(4, 'step')"
 
 
@@ -106,7 +106,10 @@ def test_no_noise_is_the_plain_algorithm_whatever_a_file_says(tmp_path):
     file.write_text("default:\n  policy: MlpPolicy\n  adversarial_noise: 2.0\n")
     noise = {"adversarial_noise": [0.0, 1.0]}
     specs = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary=noise, conf_files=[str(file)])
-    assert [(spec.variant, spec.settings.get("adversarial_noise")) for spec in specs] == [("", None), ("noise=1", 1.0)]
+    assert [(spec.variant, spec.hyperparameters.get("adversarial_noise")) for spec in specs] == [
+        ("", None),
+        ("noise=1", 1.0),
+    ]
 
 
 def test_values_are_read_as_python_writes_them():
@@ -123,7 +126,7 @@ def test_values_are_read_as_python_writes_them():
         ({"env_ids": ["no_such_module:Odd-v0"]}, "No module named 'no_such_module'"),
         ({"params": ["gama:0.9"]}, "unknown hyperparameter 'gama' of ppo; did you mean 'gamma'?"),
         ({"params": ["seed:1"]}, "unknown hyperparameter 'seed' of ppo"),
-        ({"params": ["gamma"]}, "a setting is written name:value, but it is 'gamma'"),
+        ({"params": ["gamma"]}, "a hyperparameter is written name:value, but it is 'gamma'"),
         ({"params": ["trpo.gamma:0.9"]}, "'trpo', which is not in the study"),
         ({"env_ids": [":CartPole-v1"]}, "unknown environment ':CartPole-v1'; did you mean 'CartPole-v1'?"),
         ({"env_ids": ["..:Odd-v0"]}, "environment '..:Odd-v0': TypeError: "),
@@ -152,7 +155,7 @@ def test_values_are_read_as_python_writes_them():
         ),
         (
             {"vary": {"adversarial_noise": [0.0, 1.0]}},
-            "ppo has no adversarial_noise (--noise); uatrpo, uatrpo_shrinkage and trpo_matched",
+            "ppo has no adversarial_noise (--noise); trpo_matched and uatrpo and uatrpo_shrinkage have",
         ),
         ({"vary": {"gama": [1]}}, "unknown hyperparameter 'gama'"),
         ({"conf_files": ["no_such_file.yml"]}, "No such file"),

@@ -9,16 +9,17 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from sb3_uatrpo.study.errors import StudyError
-from sb3_uatrpo.study.specification import RunSpec
+from sb3_uatrpo.study.record import RunSpec, StudyError
 
 # What RL Zoo's files may say besides arguments of the constructor
-ZOO_SETTINGS = {
+ZOO_HYPERPARAMETERS = {
     "callback",
     "env_kwargs",
     "env_wrapper",
@@ -32,9 +33,9 @@ ZOO_SETTINGS = {
     "vec_env_wrapper",
 }
 # Arguments of the constructor that the run itself fills in
-NOT_SETTINGS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 NOISE = "adversarial_noise"
-# How a varied setting is called in labels, where not by its own name
+# How a varied hyperparameter is called in labels, where not by its own name
 SHORT_NAMES = {NOISE: "noise"}
 
 
@@ -48,19 +49,23 @@ def plan(
     conf_files: Sequence[str] = (),
     eval_freq: int = 25_000,
     n_eval_episodes: int = 5,
+    variants: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> list[RunSpec]:
     """
-    All runs of a study: algorithms × environments × seeds × variants.
+    All runs of a study: algorithms and named variants of them × environments × seeds × varied hyperparameters.
 
     :param algos: names that RL Zoo knows
     :param env_ids: Gymnasium's names; ``module:name`` imports the module that registers it first
     :param seeds: one run of everything else for each
     :param n_timesteps: steps of each run, ``None`` for what the hyperparameter file says
-    :param params: overridden settings, ``name:value`` for all algorithms or ``algo.name:value`` for one
-    :param vary: settings to try several values of, by name. The value 0 of ``adversarial_noise`` is the plain setting.
+    :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
+    :param vary: hyperparameters to try several values of, by name. The value 0 of ``adversarial_noise`` is the plain
+        algorithm.
     :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
     :param eval_freq: steps between deterministic evaluations, 0 for none
     :param n_eval_episodes: episodes of each
+    :param variants: by the name that a report has for them, the hyperparameters in which they differ from the
+        algorithms, by algorithm
     :return: one specification for each run, seed after seed, so that a study that was cut short is balanced
     :raises StudyError: for an algorithm, environment, hyperparameter or file that there is not, and for a value that
         cannot be
@@ -68,31 +73,109 @@ def plan(
     for seed in seeds:
         if not 0 <= seed < 2**32:
             raise StudyError(f"a seed is an integer from 0 to 2**32-1, but it is {seed}")
+    named = _named_variants(algos, variants or {})
+    every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
     algorithms = _known_algorithms()
-    for algo in algos:
+    for algo in every_algo:
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
-    overrides = _overrides(params, algos)
-    configs = _configs(conf_files, algos, algorithms)
-    variants = _variants(vary or {})
+    overrides = _overrides(params, every_algo)
+    configs = _configs(conf_files, every_algo, algorithms)
+    conditions = _conditions(vary or {})
     for name in vary or {}:
-        if any(name in own for own in overrides.values()):
+        if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
             raise StudyError(f"{name} is both overridden and varied: the variants would not be what they are called")
     specs = []
-    for env_id, algo in itertools.product(env_ids, algos):
-        settings = read_settings(algo, env_id, overrides[algo], configs[algo])
-        configured = settings.pop("n_timesteps", None)
+    for env_id, (algo, name, changes) in itertools.product(env_ids, named):
+        hyperparameters = read_hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
+        configured = hyperparameters.pop("n_timesteps", None)
         steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
-        for variant, changes in variants:
-            varied = settings | changes
+        for condition, values in conditions:
+            varied = hyperparameters | values
             # whatever a file says, no noise is the plain algorithm
-            if changes.get(NOISE) == 0:
+            if values.get(NOISE) == 0:
                 del varied[NOISE]
-            _check_names(algo, algorithms[algo], varied)
+            _check_names(algo, algorithms, varied)
             plain = _plain(varied, f"{algo} on {env_id}")
+            variant = ",".join(filter(None, [name, condition]))
             specs += [RunSpec(algo, env_id, seed, steps, variant, plain, eval_freq, n_eval_episodes) for seed in seeds]
     # the same seed of everything first, and nothing twice
     return sorted(dict.fromkeys(specs), key=lambda spec: list(seeds).index(spec.seed))
+
+
+# What a study's file may say: arguments of ``plan``, and the noise that --noise has
+STUDY_FILE = {
+    "type": "object",
+    "properties": {
+        "algorithms": {"type": "array", "items": {"type": "string"}},
+        "environments": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "seeds": {"type": ["integer", "string", "array"]},
+        # 1e6 is a text in YAML
+        "n_timesteps": {"type": ["number", "string"]},
+        "noise": {"type": "array", "items": {"type": "number", "minimum": 0}},
+        "eval_freq": {"type": "integer", "minimum": 0},
+        "n_eval_episodes": {"type": "integer", "minimum": 1},
+        "variants": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": {"type": "object"}, "minProperties": 1},
+        },
+    },
+    "additionalProperties": False,
+}
+
+
+def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """
+    :param path: a YAML file with ``algorithms``, ``environments``, ``seeds``, ``n_timesteps``, ``noise``,
+        ``eval_freq``, ``n_eval_episodes`` and ``variants``, all optional
+    :return: arguments of ``plan`` by name
+    :raises StudyError: naming the file, if it cannot be read or says something else
+    """
+    import yaml
+    from jsonschema import Draft202012Validator
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
+    problem = next(Draft202012Validator(STUDY_FILE).iter_errors(content), None)
+    if problem:
+        raise StudyError(f"{path}: {problem.json_path.removeprefix('$').lstrip('.')}: {problem.message[-150:]}")
+    seeds = content.pop("seeds", 0)
+    noise = content.pop("noise", [])
+    names = {"algorithms": "algos", "environments": "env_ids"}
+    study = {names.get(name, name): value for name, value in content.items()}
+    study["seeds"] = parse_seeds(seeds if isinstance(seeds, list) else [seeds])
+    return study | ({"vary": {NOISE: [float(value) for value in noise]}} if noise else {})
+
+
+def parse_seeds(texts: Iterable[int | str]) -> list[int]:
+    """
+    :param texts: seeds, and ranges such as ``0-49``
+    :return: all seeds, each once
+    :raises StudyError: if one is none
+    """
+    seeds: list[int] = []
+    for text in texts:
+        match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < 2**32:
+            raise StudyError(f"a seed is an integer from 0 to 2**32-1, or a range such as 0-49, but it is {text!r}")
+        seeds += range(first, last + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
+    """
+    :param specs: all runs, in an order that every part of the study knows
+    :param part: ``i/n``, the number of the part, from 1, and the number of parts
+    :return: its runs; the parts are disjoint and together are everything
+    :raises StudyError: if there is no such part
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise StudyError(f"a part is written i/n with 1 <= i <= n, but it is {part!r}")
+    return list(specs[int(match[1]) - 1 :: int(match[2])])
 
 
 def register_environment(env_id: str) -> str:
@@ -106,7 +189,7 @@ def register_environment(env_id: str) -> str:
     return name
 
 
-def read_settings(
+def read_hyperparameters(
     algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, config: str | None = None
 ) -> dict[str, Any]:
     """
@@ -114,9 +197,9 @@ def read_settings(
 
     :param algo: name that RL Zoo knows
     :param env_id: Gymnasium's name of an environment, or ``module:name``
-    :param overrides: settings that replace those of the file
+    :param overrides: hyperparameters that replace those of the file
     :param config: file instead of the algorithm's own
-    :return: settings by name
+    :return: hyperparameters by name
     :raises StudyError: if the environment or the file is unknown, or the file has no entry for it
     """
     import gymnasium as gym
@@ -136,11 +219,11 @@ def read_settings(
             manager = ExperimentManager(
                 argparse.Namespace(), algo, name, os.devnull, hyperparams=dict(overrides or {}), config=config
             )
-            _, settings = manager.read_hyperparameters()
+            _, hyperparameters = manager.read_hyperparameters()
     except (OSError, ImportError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         source = f" in {config}" if config else ""
         raise StudyError(f"hyperparameters of {algo} on {env_id}{source}: {' '.join(str(error).split())}") from error
-    return settings
+    return hyperparameters
 
 
 def parse_value(text: str) -> Any:
@@ -162,7 +245,7 @@ def split_assignment(text: str) -> tuple[str, Any]:
     """
     name, _, value = text.partition(":")
     if not name or not value:
-        raise StudyError(f"a setting is written name:value, but it is {text!r}")
+        raise StudyError(f"a hyperparameter is written name:value, but it is {text!r}")
     return name, parse_value(value)
 
 
@@ -186,16 +269,16 @@ def _close_to(name: str, known: Iterable[str]) -> str:
 def _overrides(params: Sequence[str], algos: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What is overridden, by algorithm; what is said of one algorithm beats what is said of all."""
     common: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
+    by_algo: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
     for name, value in map(split_assignment, params):
         algo, dot, rest = name.partition(".")
-        if dot and algo not in own:
-            raise StudyError(f"a setting of {algo!r}, which is not in the study: {name}")
+        if dot and algo not in by_algo:
+            raise StudyError(f"a hyperparameter of {algo!r}, which is not in the study: {name}")
         if dot:
-            own[algo][rest] = value
+            by_algo[algo][rest] = value
         else:
             common[name] = value
-    return {algo: common | own[algo] for algo in algos}
+    return {algo: common | by_algo[algo] for algo in algos}
 
 
 def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[str]) -> dict[str, str | None]:
@@ -211,7 +294,20 @@ def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[st
     return configs
 
 
-def _variants(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _named_variants(
+    algos: Sequence[str], variants: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """The algorithms as they are, and their variants: algorithm, name of the variant, hyperparameters."""
+    for name in variants:
+        if not re.fullmatch(r"(?=.*\S)[^=,]+", str(name)):
+            raise StudyError(f"the name of a variant has no '=' and no ',', but it is {name!r}")
+    named = [
+        (algo, str(name), dict(changes)) for name, by_algo in variants.items() for algo, changes in by_algo.items()
+    ]
+    return [*((algo, "", {}) for algo in algos), *named]
+
+
+def _conditions(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Every combination of the values, with what it is called."""
     axes = []
     for name, values in vary.items():
@@ -233,7 +329,7 @@ def _variants(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, An
 def _whole(steps: Any, of: str) -> int:
     """The number of steps, which may be written as 1e6."""
     if steps is None:
-        raise StudyError(f"the settings of {of} have no n_timesteps: give it")
+        raise StudyError(f"the hyperparameters of {of} have no n_timesteps: give it")
     try:
         number = float(steps)
     except (TypeError, ValueError):
@@ -243,10 +339,10 @@ def _whole(steps: Any, of: str) -> int:
     return int(number)
 
 
-def _plain(settings: Mapping[str, Any], of: str) -> dict[str, Any]:
-    """The settings as they come back from a record: a tuple is a list there."""
+def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
+    """The hyperparameters as they come back from a record: a tuple is a list there."""
     plain = {}
-    for name, value in settings.items():
+    for name, value in hyperparameters.items():
         try:
             plain[name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -257,15 +353,14 @@ def _plain(settings: Mapping[str, Any], of: str) -> dict[str, Any]:
     return plain
 
 
-def _check_names(algo: str, cls: type, settings: Mapping[str, Any]) -> None:
+def _check_names(algo: str, algorithms: Mapping[str, type], hyperparameters: Iterable[str]) -> None:
     """
-    :raises StudyError: if a setting is none of the algorithm's
+    :raises StudyError: if a hyperparameter is none of the algorithm's
     """
-    accepted = (set(inspect.signature(cls).parameters) | ZOO_SETTINGS) - NOT_SETTINGS
-    for name in settings:
+    accepted = (set(inspect.signature(algorithms[algo]).parameters) | ZOO_HYPERPARAMETERS) - NOT_HYPERPARAMETERS
+    for name in hyperparameters:
         if name == NOISE and name not in accepted:
-            raise StudyError(
-                f"{algo} has no adversarial_noise (--noise); uatrpo, uatrpo_shrinkage and trpo_matched have"
-            )
+            noisy = [other for other, cls in algorithms.items() if NOISE in inspect.signature(cls).parameters]
+            raise StudyError(f"{algo} has no adversarial_noise (--noise); {' and '.join(sorted(noisy))} have")
         if name not in accepted:
             raise StudyError(f"unknown hyperparameter {name!r} of {algo}{_close_to(name, accepted)}")

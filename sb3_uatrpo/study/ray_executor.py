@@ -1,0 +1,182 @@
+"""Runs on a Ray cluster. Records come back to the driver, so that no file system has to be shared."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from sb3_uatrpo.study.driver import Executor, Result, RunProcess
+from sb3_uatrpo.study.record import RunSpec, StudyError
+from sb3_uatrpo.study.worker import failed_record
+
+try:
+    import grpc  # type: ignore[import-untyped]
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError as error:
+    raise StudyError('--ray needs Ray: pip install "sb3_uatrpo[study,ray]" brings it') from error
+
+# Enough for Ray to see how much work there is, few enough for a file lock each
+MOST_SUBMITTED = 500
+# Seconds between two reports of one run, between two looks at its process, and until an address is given up
+REPORT_INTERVAL, POLL, CONNECT_TIMEOUT = 1.0, 0.1, 5.0
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
+    """
+    What a task does: a process of its own, as on one machine, which ends with the task's.
+
+    :param spec: what to run
+    :param save_model: whether to keep what it learns
+    :return: now and then the steps done so far, and at last the result
+    """
+    process = RunProcess(spec, save_model)
+    try:
+        yield 0
+        reported = time.monotonic()
+        while not process.has_ended():
+            time.sleep(POLL)
+            if time.monotonic() - reported >= REPORT_INTERVAL:
+                reported = time.monotonic()
+                yield process.steps()
+        yield process.result()
+    finally:
+        process.stop()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """
+    One start of a run.
+
+    :param spec: what is run
+    :param number: from 0
+    :param started: when it was submitted first
+    :param steps: steps that it has done, ``None`` before it has begun
+    """
+
+    spec: RunSpec
+    number: int
+    started: datetime
+    steps: int | None = None
+
+
+class RayExecutor(Executor):
+    """
+    One Ray task for each run. A run that is lost, with its process or its node, is started again from its beginning;
+    one that raises an exception is not.
+
+    :param address: the cluster's, ``host:port`` or ``auto``; this machine has to be one of its nodes
+    :param say: told of each run that is started again
+    :param n_jobs: most runs at a time, ``None`` for as many as the cluster has room for
+    :param n_retries: how often a run is started again
+    :param save_models: whether to keep what runs learn
+    :raises StudyError: if no cluster answers at the address
+    """
+
+    def __init__(
+        self,
+        address: str,
+        say: Callable[[str], None],
+        n_jobs: int | None = None,
+        n_retries: int = 3,
+        save_models: bool = False,
+    ) -> None:
+        super().__init__(n_jobs or MOST_SUBMITTED, save_models)
+        self.say = say
+        self.n_retries = n_retries
+        # a connection that is there already is somebody else's to end
+        self.connected_here = not ray.is_initialized()
+        if self.connected_here:
+            _connect(address)
+        # Ray's own retries say neither which run was lost nor why, and drop what a generator had yielded before
+        self.task = ray.remote(num_cpus=1, max_calls=1, max_retries=0, num_returns="streaming")(run_on_node)
+        self.attempts: dict[Any, Attempt] = {}
+
+    def submit(self, spec: RunSpec) -> None:
+        self._start(Attempt(spec, 0, datetime.now(timezone.utc)))
+
+    def _start(self, attempt: Attempt) -> None:
+        self.attempts[self.task.remote(attempt.spec, self.save_models)] = attempt
+
+    def collect(self, timeout: float) -> list[Result]:
+        results: list[Result] = []
+        end = time.monotonic() + timeout
+        while self.attempts and not results and time.monotonic() < end:
+            ray.wait(list(self.attempts), num_returns=1, timeout=end - time.monotonic())
+            ready, _ = ray.wait(list(self.attempts), num_returns=len(self.attempts), timeout=0)
+            results += [result for outputs in ready if (result := self._next(outputs)) is not None]
+        return results
+
+    def _next(self, outputs: Any) -> Result | None:
+        """What the next output of a task says: its result if it has one, ``None`` while it is under way."""
+        attempt = self.attempts.pop(outputs)
+        try:
+            output = ray.get(next(outputs))
+        except RayTaskError as error:
+            return Result(failed_record(attempt.spec, str(error), attempt.started), {})
+        except RayError as error:
+            # what follows the first sentence are hints at Ray's tools
+            reason = f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
+            if attempt.number >= self.n_retries:
+                reason = f"lost {attempt.number + 1} times, the last: {reason}"
+                return Result(failed_record(attempt.spec, reason, attempt.started), {})
+            self.say(f"retried {attempt.spec} ({attempt.number + 1} of {self.n_retries}): {reason}")
+            self._start(replace(attempt, number=attempt.number + 1, steps=None))
+            return None
+        if isinstance(output, int):
+            self.attempts[outputs] = replace(attempt, steps=output)
+            return None
+        return Result(*output)
+
+    def steps(self) -> dict[RunSpec, int]:
+        return {attempt.spec: attempt.steps for attempt in self.attempts.values() if attempt.steps is not None}
+
+    def stop(self) -> None:
+        for outputs in self.attempts:
+            ray.cancel(outputs, force=True)
+        self.attempts.clear()
+        # the cluster stays as it is
+        if self.connected_here:
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """
+    :raises StudyError: if no cluster answers
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or int(port) >= 2**16:
+            raise StudyError(f"the address of a Ray cluster is host:port or auto, but it is {address!r}")
+        # Ray reads this machine's loopback address as its outward one
+        host = ray.util.get_node_ip_address() if host in LOOPBACK else host
+        # and takes many minutes to give up on one where nobody answers, or somebody else
+        if os.environ.get("RAY_USE_TLS") != "1":
+            _wait_for_grpc(f"{host}:{port}")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Ray's own handler ends the process before the runs are
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+    except Exception as error:
+        raise StudyError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
+
+
+def _wait_for_grpc(address: str) -> None:
+    """
+    :raises StudyError: if nobody answers, or somebody who does not speak gRPC
+    """
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT)
+        except grpc.FutureTimeoutError as error:
+            raise StudyError(f"no Ray cluster answers at {address} within {CONNECT_TIMEOUT:g} seconds") from error
