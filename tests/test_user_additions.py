@@ -784,12 +784,12 @@ def zoo_callbacks(tmp_path) -> list[cb.BaseCallback]:
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("action_space", ["box", "discrete", "multi_discrete", "multi_binary"])
 def test_the_fast_path_is_taken_under_usual_callbacks(action_space, watched, monkeypatch, tmp_path):
-    from sb3_uatrpo.study.diagnostics import UpdateRecorder
+    from sb3_uatrpo.study.worker import RunRecorder
 
     model = small(action_space, n_envs=2)
     callbacks = zoo_callbacks(tmp_path) if watched and action_space == "box" else []
     if watched:
-        callbacks += [UpdateRecorder(lambda n: None, 1), cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
+        callbacks += [RunRecorder(lambda n: None, 1), cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
     # no more than the proof, once a rollout
     assert calls_of_the_policy(monkeypatch, lambda: model.learn(3 * 96, callback=callbacks)) <= 3
     assert calls_of_the_policy(monkeypatch, lambda: filled(False)) == 48
