@@ -42,13 +42,13 @@ def fit_values(
         for _ in range(n_epochs):
             for samples in rollout_buffer.get(batch_size):
                 loss = F.mse_loss(policy.predict_values(samples.observations).flatten(), samples.returns)
-                policy.optimizer.zero_grad()
-                # gradients of these alone, laid out in memory as the parameters are
-                loss.backward(inputs=params)
+                gradients = th.autograd.grad(loss, params, allow_unused=True)
                 loss = loss.detach()
                 # One number that is not finite unless all are
-                total = th.stack([loss, *(param.grad.sum() for param in params if param.grad is not None)]).sum()
+                total = th.stack([loss, *(gradient.sum() for gradient in gradients if gradient is not None)]).sum()
                 if math.isfinite(total.item()):
+                    for param, gradient in zip(params, gradients, strict=True):
+                        param.grad = None if gradient is None else _laid_out_as(param, gradient)
                     policy.optimizer.step()
                     losses.append(loss.item())
                 else:
@@ -57,6 +57,11 @@ def fit_values(
                         stacklevel=2,
                     )
     return losses
+
+
+def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
+    """The gradient in the parameter's order in memory, in which optimizers may walk through both."""
+    return gradient if gradient.stride() == param.stride() else th.empty_like(param).copy_(gradient)
 
 
 @contextmanager

@@ -9,9 +9,11 @@ is not recognised, or differs, takes the general way.
 
 import copy
 import math
+import operator
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch as th
@@ -99,6 +101,13 @@ class Dense:
 
     def __call__(self, inputs: th.Tensor) -> th.Tensor:
         return self.activate(F.linear(inputs, self.weight, self.bias))
+
+    def operations(self) -> Iterator[Callable[[th.Tensor], th.Tensor]]:
+        """
+        :return: functions that do the same one after the other; their inputs are not needed any more
+        """
+        yield partial(F.linear, weight=self.weight, bias=self.bias)
+        yield from (activation.forward for activation in self.activations)
 
     @property
     def params(self) -> list[th.Tensor]:
@@ -253,7 +262,7 @@ class ActingMLP:
         arrays: list[Any] = [param.detach().numpy() for param in params]
         self._memory = [memoryview(array).cast("B") for array in arrays]
         self._numbers = b"".join(self._memory)
-        self._places = list(_places_of(mlp.policy))
+        self._owners, self._names, self._parts = zip(*_places_of(mlp.policy), strict=True)
         self._listeners = [hooks for module in mlp.policy.modules() for hooks in _hooks(module)[:2]]
 
         copies = {param: param.detach().clone() for param in params}
@@ -264,6 +273,8 @@ class ActingMLP:
             ]
             for chain in (mlp.actor, mlp.critic)
         )
+        # the same without the call of a module, on which nobody listens
+        self._operations = [operation for dense in self._actor for operation in dense.operations()]
         self._log_std = None if mlp.log_std is None else copies[mlp.log_std]
         self._std = None if self._log_std is None else self._log_std.exp()
         space = mlp.policy.observation_space
@@ -297,11 +308,9 @@ class ActingMLP:
         """
         :return: whether the policy still is what was copied, number by number, part by part and without new hooks
         """
-        for values, name, kept in self._places:
-            if values.get(name) is not kept:
-                return False
         return (
-            not any(self._listeners)
+            all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
+            and not any(self._listeners)
             and [param.data_ptr() for param in self._params] == self._addresses
             and b"".join(self._memory) == self._numbers
         )
@@ -314,8 +323,8 @@ class ActingMLP:
         return BaseModel.extract_features(self._policy, observations, self._policy.pi_features_extractor)
 
     def _act(self, features: th.Tensor) -> th.Tensor:
-        for dense in self._actor:
-            features = dense(features)
+        for operation in self._operations:
+            features = operation(features)
         return features
 
     def sample(self, observations: PyTorchObs) -> th.Tensor:
