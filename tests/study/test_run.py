@@ -55,7 +55,15 @@ def start(words: list[str], **environment: str) -> subprocess.Popen:
     """A driver of its own, in a process group of its own, as a terminal would start it."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     driver = [sys.executable, "-m", "sb3_uatrpo.study", *words]
-    return subprocess.Popen(driver, cwd=ROOT, start_new_session=True, env={**os.environ, **environment}, **pipes)
+    return subprocess.Popen(
+        driver,
+        cwd=ROOT,
+        start_new_session=True,
+        env={**os.environ, **environment},
+        # where these tests run in the background, interrupts are ignored, and children would inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **pipes,
+    )
 
 
 @pytest.fixture
