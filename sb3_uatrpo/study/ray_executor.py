@@ -106,13 +106,16 @@ class RayExecutor(Executor):
         self.attempts[self.task.remote(attempt.spec, self.save_models)] = attempt
 
     def collect(self, timeout: float) -> list[Result]:
-        results: list[Result] = []
         end = time.monotonic() + timeout
-        while self.attempts and not results and time.monotonic() < end:
-            ray.wait(list(self.attempts), num_returns=1, timeout=end - time.monotonic())
+        while self.attempts:
+            left = max(0.0, end - time.monotonic())
+            ray.wait(list(self.attempts), num_returns=1, timeout=left)
             ready, _ = ray.wait(list(self.attempts), num_returns=len(self.attempts), timeout=0)
-            results += [result for outputs in ready if (result := self._next(outputs)) is not None]
-        return results
+            results = [result for outputs in ready if (result := self._next(outputs)) is not None]
+            # most of what comes are numbers of steps
+            if results or not left:
+                return results
+        return []
 
     def _next(self, outputs: Any) -> Result | None:
         """What the next output of a task says: its result if it has one, ``None`` while it is under way."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,9 +72,13 @@ class StudyFolder:
         :param files: what RL Zoo's ``enjoy`` needs of it, in the layout of its log folder; nothing is written of none
         """
         for name, content in files.items():
-            path = self.path / "models" / Path(spec.file_name).stem / name
+            path = self.model_path(spec) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+
+    def model_path(self, spec: RunSpec) -> Path:
+        """:return: where what a run learned is, if it was kept"""
+        return self.path / "models" / Path(spec.file_name).stem
 
     @contextmanager
     def claims(self) -> Iterator["Claims"]:
@@ -87,8 +92,8 @@ class StudyFolder:
 
 def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[int, list[tuple[Path, str]]]:
     """
-    Copy records into one study. Of two of the same run, one that is done beats one that failed, and then the one in the
-    target stays, or the first that comes.
+    Copy records into one study, with the models that were kept. Of two of the same run, one that is done beats one that
+    failed, and then the one in the target stays, or the first that comes.
 
     :param sources: studies to copy from, left as they are
     :param target: study to copy to
@@ -101,6 +106,8 @@ def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[
         for record in records:
             present = target.read(record.spec)
             if present is None or (present.status, record.status) == ("failed", "done"):
+                if source.model_path(record.spec).is_dir():
+                    shutil.copytree(source.model_path(record.spec), target.model_path(record.spec), dirs_exist_ok=True)
                 target.write(record)
                 n_copied += 1
     return n_copied, bad
