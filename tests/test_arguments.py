@@ -32,7 +32,8 @@ SHARED = {
     "sde_sample_freq": [*NOT_INTEGERS, -2],
     "stats_window_size": [*NOT_INTEGERS, 0],
     "seed": [*(value for value in NOT_INTEGERS if value is not None), -1, 2**32],
-    "verbose": [*NOT_INTEGERS, -1],
+    # True and False are 1 and 0 here, as in Stable-Baselines3
+    "verbose": [*(value for value in NOT_INTEGERS if value is not True), -1],
 }
 OWN = {
     UATRPO: {
