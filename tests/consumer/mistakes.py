@@ -8,7 +8,7 @@ UATRPO("MlpPolicy", "CartPole-v1", step_length_samples="all")  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", projection_solver="qr")  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", n_projections=20.0)  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", trust_region_delta="0.03")  # arg-type
-UATRPO("MlpPolicy", "CartPole-v1", target_kl=0.01)  # call-arg
+UATRPO("MlpPolicy", "CartPole-v1", cg_damping=0.1)  # call-arg
 UATRPO(int, "CartPole-v1")  # arg-type
 UATRPO("MlpPolicy")  # call-arg
 MatchedTRPO("MlpPolicy", "CartPole-v1", cg_damping=None)  # arg-type
