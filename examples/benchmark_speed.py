@@ -38,8 +38,8 @@ from train_mujoco import make_env
 
 import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
+from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.core.estimates import SampleEstimates
-from sb3_uatrpo.plain_mlp import ActingMLP
 
 N_STEPS = 1000
 SHARED: dict[str, Any] = {"n_steps": N_STEPS, "gamma": 0.995, "gae_lambda": 0.97, "seed": 0, "device": "cpu"}

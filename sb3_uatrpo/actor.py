@@ -1,7 +1,6 @@
 """The policy as a function of its actor's parameters θ: what an update asks of it, and how it is moved."""
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,6 +15,7 @@ from sb3_uatrpo.batch import Batch, rows_of
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
 from sb3_uatrpo.heads import head_of, unchecked
+from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
 
 
@@ -35,7 +35,7 @@ class Actor:
         self.head = head_of(policy.action_dist)
         self._fast_path = fast_path or FastPath()
         self._mlp = PlainMLP.recognise(policy)
-        self._gradient_hooks = _GradientHooks(policy)
+        self._gradient_hooks = GradientHooks(policy)
         #: θ_k in parts, in the policy's order
         self.params: tuple[th.Tensor, ...] = ()
         #: what the graph of one step's head keeps beside the parameters, bytes
@@ -213,45 +213,6 @@ class Actor:
         except BaseException:
             move(0.0)
             raise
-
-
-class _GradientHooks:
-    """The hooks that listen to gradients: of the parameters, and the full backward hooks of the modules."""
-
-    def __init__(self, policy: ActorCriticPolicy) -> None:
-        self._kept = [
-            (owner, name, hooks, empty)
-            for owners, names, empty in (
-                (policy.parameters(), ("_backward_hooks",), lambda: None),
-                (policy.modules(), ("_backward_hooks", "_backward_pre_hooks"), OrderedDict),
-            )
-            for owner in owners
-            for name in names
-            if (hooks := getattr(owner, name))
-        ]
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
-
-    @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        for owner, name, _, empty in self._kept:
-            setattr(owner, name, empty())
-        try:
-            yield
-        finally:
-            for owner, name, hooks, _ in self._kept:
-                setattr(owner, name, hooks)
-
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        for owner, name, hooks, _ in self._kept:
-            setattr(owner, name, hooks)
-        try:
-            yield
-        finally:
-            for owner, name, _, empty in self._kept:
-                setattr(owner, name, empty())
 
 
 class _TwiceDifferentiableAttention(TorchFunctionMode):

@@ -2,13 +2,19 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
+import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
+
+from sb3_uatrpo.hooks import GradientHooks
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
 
 
 def fit_values(
@@ -17,6 +23,7 @@ def fit_values(
     batch_size: int,
     n_epochs: int,
     actor_params: tuple[th.Tensor, ...],
+    fast_path: FastPath | None = None,
 ) -> list[float]:
     """
     Minimise the mean of (V(s_i) - R_i)² over minibatches of the rollout, with the policy's optimizer.
@@ -28,6 +35,7 @@ def fit_values(
     :param batch_size: steps in a minibatch
     :param n_epochs: passes over the rollout
     :param actor_params: parameters that the actor depends on: what the critic shares with it stays where it is
+    :param fast_path: decides whether the gradients of a plain MLP are computed without a graph
     :return: the loss of each minibatch that was taken
     """
     policy.set_training_mode(True)
@@ -36,27 +44,152 @@ def fit_values(
     losses: list[float] = []
     # An optimizer neither moves nor decays a parameter without a gradient
     policy.optimizer.zero_grad()
-    if not params:
+    if not params or n_epochs == 0:
         return losses
+    general = _GraphGradients(policy, params)
+    gradients: _Gradients = general
+    on_arrays = _ArrayGradients.of(policy, rollout_buffer, params)
+    if on_arrays is not None and (fast_path or FastPath()).is_proven(
+        on_arrays.differences(general, rollout_buffer, batch_size)
+    ):
+        gradients = on_arrays
     with _fused_adam(policy.optimizer):
         for _ in range(n_epochs):
-            for samples in rollout_buffer.get(batch_size):
-                loss = F.mse_loss(policy.predict_values(samples.observations).flatten(), samples.returns)
-                gradients = th.autograd.grad(loss, params, allow_unused=True)
-                loss = loss.detach()
-                # One number that is not finite unless all are
-                total = th.stack([loss, *(gradient.sum() for gradient in gradients if gradient is not None)]).sum()
-                if math.isfinite(total.item()):
-                    for param, gradient in zip(params, gradients, strict=True):
-                        param.grad = None if gradient is None else _laid_out_as(param, gradient)
+            for loss in gradients.epoch(rollout_buffer, batch_size):
+                if math.isfinite(loss):
                     policy.optimizer.step()
-                    losses.append(loss.item())
+                    losses.append(loss)
                 else:
                     warnings.warn(
                         "The update left the critic unchanged in a minibatch: its loss or gradient is not finite.",
                         stacklevel=2,
                     )
     return losses
+
+
+class _Gradients(Protocol):
+    def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
+        """The loss of each minibatch, with its gradient in the parameters; NaN if one of them is not finite."""
+        ...
+
+
+class _GraphGradients:
+    """Gradients of whatever the policy's values are."""
+
+    def __init__(self, policy: ActorCriticPolicy, params: Sequence[th.Tensor]) -> None:
+        self._policy = policy
+        self.params = params
+
+    def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
+        for samples in rollout_buffer.get(batch_size):
+            loss, gradients = self.at(samples.observations, samples.returns)
+            # One number that is not finite unless all are
+            total = th.stack([loss, *(gradient.sum() for gradient in gradients if gradient is not None)]).sum()
+            if math.isfinite(total.item()):
+                for param, gradient in zip(self.params, gradients, strict=True):
+                    param.grad = None if gradient is None else _laid_out_as(param, gradient)
+                yield loss.item()
+            else:
+                yield math.nan
+
+    def at(self, observations: PyTorchObs, returns: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor | None, ...]]:
+        """The loss, and its gradient for each parameter that it depends on."""
+        loss = F.mse_loss(self._policy.predict_values(observations).flatten(), returns)
+        return loss.detach(), th.autograd.grad(loss, self.params, allow_unused=True)
+
+
+class _ArrayGradients:
+    """Gradients of a plain MLP, computed in NumPy from the parameters where they are."""
+
+    def __init__(self, mlp: PlainMLP) -> None:
+        self._mlp = mlp
+        self._params = mlp.critic_params
+        sizes = [param.numel() for param in self._params]
+        self._flat = np.zeros(sum(sizes), np.float32)
+        parts = np.split(self._flat, np.cumsum(sizes)[:-1])
+        self._gradients = [part.reshape(tuple(param.shape)) for part, param in zip(parts, self._params, strict=True)]
+        self._look()
+
+    @staticmethod
+    def of(
+        policy: ActorCriticPolicy, rollout_buffer: RolloutBuffer, params: Sequence[th.Tensor]
+    ) -> "_ArrayGradients | None":
+        """None if something else than the standard may happen between the buffer and the optimizer."""
+        mlp = PlainMLP.recognise(policy)
+        buffer = type(rollout_buffer)
+        if (
+            mlp is None
+            or not mlp.is_on_arrays
+            or set(params) != set(mlp.critic_params)
+            or len(params) != len(mlp.critic_params)
+            or GradientHooks(policy)
+            or buffer.get not in (RolloutBuffer.get, DictRolloutBuffer.get)
+            or buffer._get_samples not in (RolloutBuffer._get_samples, DictRolloutBuffer._get_samples)
+            or {"get", "_get_samples"} & vars(rollout_buffer).keys()
+        ):
+            return None
+        found = _ArrayGradients(mlp)
+        return found if all(layer.slope is not None for layer in found._critic.layers) else None
+
+    def _look(self) -> None:
+        self._addresses = [param.data_ptr() for param in self._params]
+        self._critic = as_arrays(self._mlp.critic)
+
+    def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
+        # one call for all steps draws the same order as one for minibatches, and gathers only once
+        samples = next(iter(rollout_buffer.get(None)))
+        features, returns = self._mlp.features(samples.observations).numpy(), samples.returns.numpy()
+        for param, gradient in zip(self._params, self._gradients, strict=True):
+            param.grad = th.from_numpy(gradient)
+        for start in range(0, len(returns), batch_size):
+            rows = slice(start, start + batch_size)
+            yield self.at(features[rows], returns[rows])
+
+    @np.errstate(all="ignore")
+    def at(self, features: np.ndarray, returns: np.ndarray) -> float:
+        """The loss, or NaN; its gradient is written over the one before."""
+        # some optimizers put new memory into a parameter
+        if [param.data_ptr() for param in self._params] != self._addresses:
+            self._look()
+        loss = self._critic.squared_error(features, returns, self._gradients)
+        # as above
+        return loss if math.isfinite(loss + float(self._flat.sum())) else math.nan
+
+    def differences(self, general: _GraphGradients, rollout_buffer: RolloutBuffer, batch_size: int) -> list[str]:
+        """
+        What differs beyond rounding from values and gradients with a graph, at some real observations.
+
+        The targets are far below all values. At real ones, the errors may cancel in the gradient, and rounding remains.
+        """
+        observations = _first_observations(rollout_buffer, batch_size)
+        with th.no_grad():
+            values = self._mlp.policy.predict_values(observations).flatten()
+            features = self._mlp.features(observations).numpy()
+        targets = values - 1.0 - values.abs().amax()
+        self.at(features, targets.numpy())
+        gradients = general.at(observations, targets)[1]
+        expected: dict[th.Tensor, Any] = dict(zip(general.params, gradients, strict=True))
+        pairs = {
+            "the values": (th.from_numpy(self._critic(features)).flatten(), values),
+            "the critic's gradient": (
+                th.cat([th.from_numpy(gradient).flatten() for gradient in self._gradients]),
+                th.cat([expected[param].flatten() for param in self._params]),
+            ),
+        }
+        return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
+
+
+def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
+    """Some observations of a buffer, flattened already or not, as the policy takes them."""
+
+    def first(array: np.ndarray) -> th.Tensor:
+        rows = array if rollout_buffer.generator_ready else array.reshape(-1, *array.shape[2:])
+        return th.as_tensor(rows[:n_rows])
+
+    observations: Any = rollout_buffer.observations
+    if isinstance(observations, dict):
+        return {key: first(array) for key, array in observations.items()}
+    return first(observations)
 
 
 def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:

@@ -12,8 +12,10 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_uatrpo.plain_mlp import ActingMLP, FastPath
+from sb3_uatrpo.acting import ActingMLP
+from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
+from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage
 
 #: Steps are evaluated so many at once, or fewer if their features and activations would take more bytes.
 ROWS_AT_ONCE = 512
@@ -31,7 +33,7 @@ class StepEvaluation:
 
     __slots__ = ("_acting", "_actions", "_found", "_observations")
 
-    def __init__(self, acting: ActingMLP, observations: Any, actions: th.Tensor) -> None:
+    def __init__(self, acting: ActingMLP, observations: Any, actions: np.ndarray) -> None:
         self._acting, self._observations, self._actions = acting, observations, actions
         self._found: tuple[th.Tensor, th.Tensor] | None = None
 
@@ -44,9 +46,11 @@ class StepEvaluation:
         :return: values, shape ``(n_envs, 1)``, and log-probabilities, shape ``(n_envs,)``; the same ones at each call
         """
         if self._found is None:
-            with th.no_grad():
-                self._found = self._acting.evaluate(self._observations, self._actions)
+            self._found = self._acting.evaluate(self._observations, self._actions)
         return self._found
+
+    def obs_tensor(self) -> Any:
+        return obs_as_tensor(self._observations, th.device("cpu"))
 
     def values(self) -> th.Tensor:
         return self.find()[0]
@@ -68,21 +72,20 @@ class DeferredEvaluation:
     def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
         self._acting = acting
         self._buffer = rollout_buffer
-        self._actions: list[th.Tensor] = []
+        self._actions: list[np.ndarray] = []
         self._unread: list[int] = []
-        self._later = th.zeros(rollout_buffer.n_envs)
 
-    def add(self, step: StepEvaluation, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def take(self, step: StepEvaluation, actions: np.ndarray) -> tuple[th.Tensor | None, th.Tensor | None]:
         """
         :param step: the step that goes into the buffer next
         :param actions: as they were drawn
-        :return: what the buffer takes for its values and log-probabilities
+        :return: values and log-probabilities, if they were read; None for those that come later
         """
         if step.was_read:
             return step.find()
         self._unread.append(self._buffer.pos)
         self._actions.append(actions)
-        return self._later, self._later
+        return None, None
 
     def fill(self) -> None:
         """Give the buffer's steps that nobody has read their values and log-probabilities."""
@@ -90,7 +93,7 @@ class DeferredEvaluation:
         at_once = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
         if not unread:
             return
-        actions = th.cat(self._actions)
+        actions = np.concatenate(self._actions)
         values, log_probs = np.empty((2, len(unread) * n_envs), np.float32)
         # all of them, as is usual, need no copy
         whole = len(unread) == unread[-1] + 1
@@ -99,9 +102,7 @@ class DeferredEvaluation:
             steps = slice(rows.start // n_envs, -(-rows.stop // n_envs))
             chosen = steps if whole else unread[steps]
             within = slice(rows.start - steps.start * n_envs, rows.stop - steps.start * n_envs)
-            observations = obs_as_tensor(_rows(buffer.observations, chosen, within), actions.device)
-            with th.no_grad():
-                found = self._acting.evaluate(observations, actions[rows])
+            found = self._acting.evaluate(_rows(buffer.observations, chosen, within), actions[rows])
             values[rows], log_probs[rows] = found[0].numpy().flatten(), found[1].numpy()
         buffer.values[unread] = values.reshape(-1, n_envs)
         buffer.log_probs[unread] = log_probs.reshape(-1, n_envs)
@@ -117,9 +118,10 @@ def _rows(observations: Any, steps: Any, within: slice) -> Any:
 
 
 def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
-    """The local variables of a rollout, with the values and log-probabilities of the step if they are deferred."""
+    """The local variables of a rollout, with what is only found when somebody reads it."""
     seen = RolloutLocals(local)
     if step is not None:
+        seen.defer("obs_tensor", step.obs_tensor)
         seen.defer("values", step.values)
         seen.defer("log_probs", step.log_probs)
     return seen
@@ -169,25 +171,28 @@ class DeferredRollouts(OnPolicyAlgorithm):
         callback.on_rollout_start()
 
         evaluation = DeferredEvaluation(acting, rollout_buffer)
+        writer = StepWriter(rollout_buffer)
         # The names of these variables are what callbacks look for
         n_steps = 0
         while n_steps < n_rollout_steps:
-            obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
             if acting is not None and not acting.is_current():
                 # what was done is evaluated by the policy that did it; from here on the new one does all itself
                 evaluation.fill()
                 acting = None
-            with th.no_grad():
-                if acting is None:
+            if acting is None:
+                step = None
+                obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+                with th.no_grad():
                     drawn, values, log_probs = policy(obs_tensor)
-                else:
-                    drawn = acting.sample(obs_tensor)
-            actions = drawn.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+                actions = drawn.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+            else:
+                drawn = acting.sample(self._last_obs)  # type: ignore[arg-type]
+                step = StepEvaluation(acting, self._last_obs, drawn)
+                actions = drawn.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
             clipped_actions = self._actions_for_env(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
 
-            step = None if acting is None else StepEvaluation(acting, obs_tensor, drawn)
             callback.update_locals(_as_callbacks_see(locals(), step))
             if not callback.on_step():
                 evaluation.fill()
@@ -200,8 +205,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
             if dones.any():
                 self._bootstrap_time_limits(rewards, dones, infos)
             if step is not None:
-                values, log_probs = evaluation.add(step, drawn)
-            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
+                values, log_probs = evaluation.take(step, drawn)
+            writer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
@@ -210,7 +215,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
             log_probs = step.log_probs()
         with th.no_grad():
             values = policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
-        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+        compute_returns_and_advantage(rollout_buffer, values, dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
@@ -222,13 +227,14 @@ class DeferredRollouts(OnPolicyAlgorithm):
             return None
         assert self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)
-        return self._fast_path.for_rollout(self.policy, obs_as_tensor(self._last_obs, self.device))
+        return ActingMLP.of(self.policy, self._fast_path, self._last_obs)
 
     def _actions_for_env(self, actions: np.ndarray) -> np.ndarray:
         """Within the bounds of the action space, as far as it has any."""
         if not isinstance(self.action_space, spaces.Box):
             return actions
-        return np.clip(actions, self.action_space.low, self.action_space.high)
+        # np.clip does these two, after a longer way to them
+        return np.minimum(np.maximum(actions, self.action_space.low), self.action_space.high)
 
     def _bootstrap_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """An episode that a time limit cut off goes on: its last reward takes in γV of the state that it reached."""

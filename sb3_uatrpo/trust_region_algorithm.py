@@ -202,7 +202,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
             # Parameters of the actor stay through the critic's epochs, batch-norm statistics that it shares do not
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
         self._update_learning_rate(self.policy.optimizer)
-        losses = fit_values(self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params)
+        losses = fit_values(
+            self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params, self._fast_path
+        )
         drift: dict[str, float] = {}
         if stepped is not None:
             with actor.evaluation_mode():

@@ -244,3 +244,37 @@ def trpo_step(policy, obs, actions, advantages, factor: int, delta: float, dampi
     F = fisher_matrix(policy, take(obs, slice(None, None, stride))) + damping * np.eye(len(g))
     v = np.linalg.solve(F, g)
     return np.sqrt(2 * delta / (v @ F @ v)) * v
+
+
+def mlp_output(layers, row: np.ndarray) -> np.ndarray:
+    """A chain of φ(Wx + b) for one input, unit by unit."""
+    for weight, bias, activate in layers:
+        sums = [
+            sum(weight[o, i] * row[i] for i in range(len(row))) + (0.0 if bias is None else bias[o])
+            for o in range(len(weight))
+        ]
+        row = np.array([activate(np.array([z]))[0] for z in sums])
+    return row
+
+
+def mean_squared_error(layers, inputs: np.ndarray, targets: np.ndarray) -> float:
+    """Of a chain with one output."""
+    return sum((mlp_output(layers, x)[0] - t) ** 2 for x, t in zip(inputs, targets, strict=True)) / len(targets)
+
+
+def generalized_advantages(rewards, values, starts, last_values, dones, gamma: float, lam: float) -> np.ndarray:
+    """Sums of (γλ)^l δ_{t+l} up to the end of the episode, in the order (step, environment)."""
+    n_steps, n_envs = rewards.shape
+    advantages = np.zeros((n_steps, n_envs))
+    for e in range(n_envs):
+        over = [*starts[1:, e].astype(bool), bool(dones[e])]
+        following = [*values[1:, e], last_values[e]]
+        for t in range(n_steps):
+            factor = 1.0
+            for k in range(t, n_steps):
+                delta = rewards[k, e] - values[k, e] + (0.0 if over[k] else gamma * following[k])
+                advantages[t, e] += factor * delta
+                factor *= gamma * lam
+                if over[k]:
+                    break
+    return advantages

@@ -8,7 +8,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from torch.nn import functional as F
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import DICT, SmallCombined, collect, make_model
 
@@ -96,3 +96,100 @@ def test_a_critic_without_parameters_of_its_own():
     before = [param.detach().clone() for param in everything]
     assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything) == []
     assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))
+
+
+def taken_apart(model, **changes) -> bool:
+    """Whether the critic's gradients are computed on arrays."""
+    policy = model.policy
+    actor = {param for name, param in policy.named_parameters() if "value" not in name}
+    params = [param for param in policy.parameters() if param not in actor]
+    return critic._ArrayGradients.of(policy, model.rollout_buffer, params) is not None
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({}, True),
+        ({"policy_kwargs": {"net_arch": []}}, True),
+        ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.ReLU}}, True),
+        ({"policy_kwargs": {"net_arch": [4], "optimizer_class": th.optim.SGD}}, True),
+        ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.GELU}}, False),
+        ({"use_sde": True}, False),
+        ({"rollout_buffer_class": Reversed}, False),
+    ],
+)
+def test_who_is_served_on_arrays(kwargs, expected):
+    model = make_model(UATRPO, "box", double=False, n_projections=4, **kwargs)
+    assert taken_apart(model) is expected
+
+
+def test_hooks_on_gradients_and_shared_parameters_take_the_general_way():
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    handle = model.policy.value_net.weight.register_hook(lambda gradient: None)
+    assert not taken_apart(model)
+    handle.remove()
+    assert taken_apart(model)
+    handle = model.policy.value_net.register_forward_hook(lambda *args: None)
+    assert not taken_apart(model)
+    handle.remove()
+    model.policy.value_net.bias.requires_grad_(False)
+    params = [param for param in model.policy.value_net.parameters() if param.requires_grad]
+    assert critic._ArrayGradients.of(model.policy, model.rollout_buffer, params) is None
+
+
+def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch):
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    collect(model)
+    extract = type(model.policy.mlp_extractor).forward_critic
+    monkeypatch.setattr(
+        type(model.policy.mlp_extractor), "forward_critic", lambda self, features: 1.1 * extract(self, features)
+    )
+    other = copy.deepcopy(model.policy)
+    with pytest.warns(UserWarning, match="do not give the values and the critic's gradient of the policy itself"):
+        ours = trained(model, plain=False)[0]
+    model.policy = other
+    for one, another in zip(ours, trained(model, plain=True)[0], strict=True):
+        np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
+
+
+class Rebinding(th.optim.SGD):
+    """Puts new memory into the parameters."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data = param.data.clone()
+
+
+def test_optimizers_may_put_new_memory_into_parameters():
+    kept = []
+    for optimizer_class in (th.optim.SGD, Rebinding):
+        policy_kwargs = {"net_arch": [4], "optimizer_class": optimizer_class}
+        model = make_model(UATRPO, "box", double=False, n_projections=4, policy_kwargs=policy_kwargs)
+        collect(model)
+        assert taken_apart(model)
+        kept.append(trained(model, plain=False)[0])
+    for one, another in zip(*kept, strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    collect(model)
+    model.rollout_buffer.returns[5] = 1e30
+    if not fast:
+        monkeypatch.setattr(critic._ArrayGradients, "of", lambda *args: None)
+    before = [param.detach().clone() for param in model.policy.parameters()]
+    actor = {param for name, param in model.policy.named_parameters() if "value" not in name}
+    with pytest.warns(UserWarning, match="left the critic unchanged in a minibatch") as caught:
+        losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor))
+    # one minibatch of three in each of two epochs
+    assert len(caught) == 2
+    assert len(losses) == 4
+    after = list(model.policy.parameters())
+    assert all(bool(param.isfinite().all()) for param in after)
+    assert [th.equal(one, other) for one, other in zip(before, after, strict=True)] == [
+        param in actor for param in after
+    ]

@@ -4,6 +4,7 @@ import copy
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
@@ -11,7 +12,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from sb3_uatrpo import UATRPO
-from sb3_uatrpo.plain_mlp import ActingMLP, FastPath, PlainMLP, same_but_for_rounding
+from sb3_uatrpo.acting import ActingMLP
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
 from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, logged, make_model
 
 
@@ -50,8 +52,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("n_envs", [1, 5, 16])
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_standard_policies_are_recognised_and_are_what_they_are_taken_for(name):
+def test_standard_policies_are_recognised_and_are_what_they_are_taken_for(name, n_envs):
     kwargs = {"action_space": "box", **ACCEPTED[name]}
     policy = policy_of(**kwargs)
     policy.set_training_mode(False)
@@ -61,16 +64,18 @@ def test_standard_policies_are_recognised_and_are_what_they_are_taken_for(name):
     assert {names[id(param)] for param in mlp.actor_params} == {n for n in names.values() if "value_net" not in n}
     space = kwargs.get("observation_space") or spaces.Box(-1.0, 1.0, (3,))
     space.seed(0)
-    observations = th.as_tensor(space.sample()[None])
+    observations = np.stack([space.sample() for _ in range(n_envs)])
+    acting = ActingMLP(mlp)
+    assert acting.differences(observations) == []
+    th.manual_seed(0)
+    drawn = acting.sample(observations)
+    after = th.get_rng_state()
+    th.manual_seed(0)
     with th.no_grad():
-        acting = ActingMLP(mlp)
-        assert acting.differences(observations) == []
-        th.manual_seed(0)
-        drawn = acting.sample(observations)
-        th.manual_seed(0)
-        actions, values, log_probs = policy(observations)
-        assert th.equal(drawn.reshape(actions.shape), actions)
-        own_values, own_log_probs = acting.evaluate(observations, drawn)
+        actions, values, log_probs = policy(th.as_tensor(observations))
+    assert th.equal(after, th.get_rng_state())
+    np.testing.assert_allclose(drawn.reshape(actions.shape), actions.numpy(), rtol=1e-5, atol=1e-5)
+    own_values, own_log_probs = acting.evaluate(observations, drawn)
     th.testing.assert_close(own_values, values)
     th.testing.assert_close(own_log_probs, log_probs)
 
@@ -108,13 +113,13 @@ def test_it_notices_that_the_policy_has_changed(change):
 
 def test_what_acted_is_evaluated_with_its_own_numbers():
     policy = policy_of()
-    observations = th.randn(5, 3)
+    observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     acting = ActingMLP(PlainMLP.recognise(policy))
     with th.no_grad():
-        actions, values, log_probs = policy(observations)
+        actions, values, log_probs = policy(th.as_tensor(observations))
         for param in policy.parameters():
             param.mul_(3.0)
-        found = acting.evaluate(observations, actions)
+        found = acting.evaluate(observations, actions.numpy())
     th.testing.assert_close(found[0], values)
     th.testing.assert_close(found[1], log_probs)
 
@@ -158,9 +163,27 @@ def test_rounding_is_told_from_difference(scale):
     assert not same_but_for_rounding(theirs * th.nan, theirs)
 
 
-def test_only_policies_on_the_cpu_with_plain_features_act_as_arrays():
+def test_only_plain_features_and_single_precision_act_as_arrays():
+    observations = np.zeros((1, 3), np.float32)
     policy = policy_of()
-    assert ActingMLP.can_take_over(PlainMLP.recognise(policy))
+    assert ActingMLP.of(policy, FastPath(), observations) is not None
     policy.features_extractor.register_forward_pre_hook(lambda *args: None)
-    assert not ActingMLP.can_take_over(PlainMLP.recognise(policy))
-    assert FastPath().for_rollout(policy, th.zeros(1, 3)) is None
+    assert ActingMLP.of(policy, FastPath(), observations) is None
+    assert PlainMLP.recognise(policy_of()).is_on_arrays
+    assert not PlainMLP.recognise(policy_of().double()).is_on_arrays
+
+
+@pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU, nn.Identity, nn.GELU, partial(nn.ELU, inplace=True), None])
+@pytest.mark.parametrize("n", [1, 7])
+def test_arrays_are_what_the_layers_are(activation_fn, n):
+    kwargs = {"net_arch": []} if activation_fn is None else {"net_arch": [5, 4], "activation_fn": activation_fn}
+    mlp = PlainMLP.recognise(policy_of(policy_kwargs=kwargs))
+    inputs = np.random.default_rng(0).normal(size=(n, 3)).astype(np.float32)
+    kept = inputs.copy()
+    for chain in (mlp.actor, mlp.critic):
+        found = as_arrays(chain)(inputs)
+        expected = th.from_numpy(inputs)
+        for dense in chain:
+            expected = dense(expected)
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(inputs, kept)

@@ -72,7 +72,8 @@ def assert_same_buffers(mine: RolloutBuffer, theirs: RolloutBuffer) -> None:
     for name in ARRAYS:
         ours, others = getattr(mine, name), getattr(theirs, name)
         pairs = [(ours[key], others[key]) for key in others] if isinstance(others, dict) else [(ours, others)]
-        exact = name in ("observations", "actions", "episode_starts")
+        # actions are sums in another order, or choices
+        exact = name in ("observations", "episode_starts") or (name == "actions" and ours.dtype != np.float32)
         for one, other in pairs:
             assert one.dtype == other.dtype
             assert one.shape == other.shape
@@ -108,8 +109,10 @@ def test_callbacks_see_the_true_numbers(case):
         np.testing.assert_array_equal(ours["values"].flatten().numpy(), values[step])
         np.testing.assert_array_equal(np.asarray(ours["log_probs"]), log_probs[step])
         np.testing.assert_allclose(ours["values"].numpy(), others["values"].numpy(), rtol=2e-5, atol=2e-5)
-        np.testing.assert_array_equal(ours["actions"].reshape(others["actions"].shape), others["actions"])
-        np.testing.assert_array_equal(ours["clipped_actions"], others["clipped_actions"])
+        for name in ("actions", "clipped_actions"):
+            assert ours[name].dtype == others[name].dtype
+            tolerance = 2e-5 if ours[name].dtype == np.float32 else 0.0
+            np.testing.assert_allclose(ours[name], others[name].reshape(ours[name].shape), tolerance, tolerance)
 
 
 class KeepsLocals(BaseCallback):

@@ -25,7 +25,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, logged, make_model
 from tests.reference import DoublePolicy
@@ -790,8 +790,15 @@ def test_the_fast_path_is_taken_under_usual_callbacks(action_space, watched, mon
     callbacks = zoo_callbacks(tmp_path) if watched and action_space == "box" else []
     if watched:
         callbacks += [RunRecorder(lambda n: None, 1), cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
+    # the critic's minibatches and the buffer are served too: the general ways are not taken, or once as the proof
+    added = []
+    add = RolloutBuffer.add
+    monkeypatch.setattr(RolloutBuffer, "add", lambda self, *args: (added.append(1), add(self, *args)))
+    monkeypatch.setattr(critic._GraphGradients, "epoch", lambda *args: pytest.fail("minibatches with a graph"))
     # no more than the proof, once a rollout
     assert calls_of_the_policy(monkeypatch, lambda: model.learn(3 * 96, callback=callbacks)) <= 3
+    assert len(added) <= 3
+    monkeypatch.undo()
     assert calls_of_the_policy(monkeypatch, lambda: filled(False)) == 48
 
 

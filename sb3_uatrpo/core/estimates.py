@@ -87,6 +87,23 @@ class Linearization:
         (products,) = th.autograd.grad(pulled, u, cotangents, is_grads_batched=True, retain_graph=True)
         return products
 
+    def samples(self) -> th.Tensor:
+        """
+        The gradient's samples, one step per column of U in J'U. O(n²·d) operations.
+
+        :return: ξ_i = J_i's_i, shape ``(n, d)``
+        """
+        return self.vjp(th.diag_embed(self.scores.T).movedim(0, -1)).T
+
+    def weighted_samples(self, weights: th.Tensor) -> th.Tensor:
+        """
+        Σ_i w_i ξ_i for several weightings. O(n·d·c) operations.
+
+        :param weights: w, shape ``(c, n)``
+        :return: shape ``(d, c)``, column-major
+        """
+        return self.vjp(self.scores * weights[..., None])
+
 
 def parts_of(n_steps: int, bytes_per_step: int) -> list[slice]:
     """
@@ -157,7 +174,7 @@ class SampleEstimates:
         """
         Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))).
 
-        Per-sample gradients come a block of steps at a time, as J'U with one step per column of U.
+        Samples come a block of steps at a time.
 
         :param gradient: ĝ over the same steps, shape ``(d,)``
         :return: shape ``(d,)``
@@ -166,10 +183,8 @@ class SampleEstimates:
         block_size = max(1, min(32, COLUMN_BYTES // (4 * self.n_params)))
         squares = th.zeros_like(gradient)
         for start in range(0, self.n_steps, block_size):
-            block = self._linearize(slice(start, start + block_size))
-            one_step_per_column = th.diag_embed(block.scores.T).movedim(0, -1)
-            samples = block.vjp(one_step_per_column)
-            squares += (samples - gradient[:, None]).square().sum(dim=1)
+            samples = self._linearize(slice(start, start + block_size)).samples()
+            squares += (samples - gradient).square().sum(dim=0)
         return (squares / (self.n_steps * (self.n_steps - 1))).sqrt()
 
     def products(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -194,11 +209,8 @@ class SampleEstimates:
                 columns = slice(start, min(start + width, n_columns))
                 P = part.jvp(matrix[:, columns])
                 deviations = (part.scores * P).sum(dim=-1) - mean[columns, None]
-                cotangents = [part.fisher_product(P) / self.n_steps]
-                cotangents.append(part.scores * (deviations / (self.n_steps - 1))[..., None])
-                pulled = part.vjp(th.cat(cotangents))
-                fisher[:, columns] += pulled[:, : len(P)]
-                covariance[:, columns] += pulled[:, len(P) :]
+                fisher[:, columns] += part.vjp(part.fisher_product(P) / self.n_steps)
+                covariance[:, columns] += part.weighted_samples(deviations / (self.n_steps - 1))
         return fisher, covariance
 
     def fisher_product(self, vector: th.Tensor) -> th.Tensor:

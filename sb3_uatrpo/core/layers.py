@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch as th
 
-from sb3_uatrpo.core.estimates import Linearization
+from sb3_uatrpo.core.estimates import COLUMN_BYTES, Linearization
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,23 @@ class LayeredLinearization(Linearization):
                 changes = changes + pieces[layer.bias]
             products.baddbmm_(changes, D.transpose(1, 2))
         return products.transpose(0, 1)
+
+    def samples(self) -> th.Tensor:
+        columns: list[th.Tensor] = [th.empty(0)] * len(self.params)
+        for layer, D in zip(self.layers, self._jacobians, strict=True):
+            at_outputs = (self.scores[:, None] @ D).squeeze(1)
+            if layer.weight is not None:
+                columns[layer.weight] = (at_outputs[:, :, None] * layer.inputs[:, None]).flatten(1)
+            if layer.bias is not None:
+                columns[layer.bias] = at_outputs
+        return th.cat(columns, dim=1)
+
+    @cached_property
+    def _samples(self) -> th.Tensor:
+        return self.samples()
+
+    def weighted_samples(self, weights: th.Tensor) -> th.Tensor:
+        n_bytes = len(self.scores) * sum(param.numel() for param in self.params) * self.scores.itemsize
+        if n_bytes > COLUMN_BYTES:
+            return super().weighted_samples(weights)
+        return (weights @ self._samples).T

@@ -1,0 +1,225 @@
+"""The standard MLP policy during a rollout: it acts as arrays, and evaluates afterwards what it did."""
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+)
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import nn
+
+from sb3_uatrpo.core.array_mlp import Array
+from sb3_uatrpo.hooks import forward_hooks
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, is_left_alone, same_but_for_rounding
+
+Observations = np.ndarray | dict[str, np.ndarray]
+
+
+class ActingMLP:
+    """
+    A copy of a plain MLP's numbers, which acts in its place.
+
+    It draws what the policy would draw, from the same random stream. Since it has a copy, values and log-probabilities
+    are those of the policy that acted, also when that has changed since; whether it has is known from the numbers
+    themselves, so that no way of changing them goes unnoticed.
+
+    :param mlp: on the CPU, in evaluation mode
+    """
+
+    def __init__(self, mlp: PlainMLP) -> None:
+        self._policy = mlp.policy
+        params = [*mlp.actor_params, *mlp.critic_params]
+        self._addresses = [param.data_ptr() for param in params]
+        self._where = [param.data_ptr for param in params]
+        arrays: list[Any] = [param.detach().numpy() for param in params]
+        self._memory = [memoryview(array).cast("B") for array in arrays]
+        self._numbers = [bytes(memory) for memory in self._memory]
+        self._owners, self._names, self._parts = zip(*_places_of(mlp.policy), strict=True)
+        self._listeners = [hooks for module in mlp.policy.modules() for hooks in forward_hooks(module)[:2]]
+
+        self._mlp = mlp.copied()
+        # it acts only while the numbers are those of the copy, and they are in the processor's cache already
+        self._actor = as_arrays(mlp.actor)
+        self._draw = _SAMPLERS[type(mlp.policy.action_dist)](self._mlp)
+        space = mlp.policy.observation_space
+        self._is_flat = (
+            type(mlp.policy.pi_features_extractor) is FlattenExtractor
+            and isinstance(space, spaces.Box)
+            and not (mlp.policy.normalize_images and is_image_space(space))
+        )
+        #: what the evaluation of one step takes at a time, bytes
+        widths = sum(len(dense.weight) for dense in (*mlp.actor, *mlp.critic))
+        self.bytes_per_step = mlp.actor[0].weight.element_size() * (2 * mlp.actor[0].weight.shape[1] + widths)
+
+    @staticmethod
+    def of(policy: ActorCriticPolicy, fast_path: FastPath, observations: Observations) -> "ActingMLP | None":
+        """
+        :param policy: in evaluation mode
+        :param fast_path: hears where arrays and policy differ
+        :param observations: those from which the rollout starts
+        :return: what acts in the place of the policy; None if the policy has to act itself
+        """
+        mlp = PlainMLP.recognise(policy)
+        if mlp is None or not mlp.is_on_arrays or not _sees_single_steps(policy):
+            return None
+        acting = ActingMLP(mlp)
+        return acting if fast_path.is_proven(acting.differences(observations)) else None
+
+    def is_current(self) -> bool:
+        """
+        :return: whether the policy still is what was copied, number by number, part by part and without new hooks
+        """
+        return (
+            all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
+            and not any(self._listeners)
+            and [where() for where in self._where] == self._addresses
+            # of equal length, so this compares them whole, and needs no copy for it
+            and all(map(bytes.startswith, self._numbers, self._memory))
+        )
+
+    def _features(self, observations: Observations) -> Array:
+        if self._is_flat:
+            # what comes out below, without what surrounds it
+            assert isinstance(observations, np.ndarray)
+            return observations.reshape(len(observations), -1).astype(np.float32, copy=False)
+        return self._mlp.features(obs_as_tensor(observations, th.device("cpu"))).numpy()
+
+    def sample(self, observations: Observations) -> Array:
+        """
+        :param observations: of one step, of all environments
+        :return: actions, as the policy's distribution draws them
+        :raises ValueError: if the distribution's parameters are not finite, as the policy does
+        """
+        actions = self._draw(self._actor(self._features(observations)))
+        if actions is not None:
+            return actions
+        # An action that is not a number must not reach a robot: the policy's own way says what is wrong.
+        with th.no_grad():
+            distribution = self._policy.get_distribution(obs_as_tensor(observations, th.device("cpu")))
+            return distribution.get_actions().numpy()
+
+    def evaluate(self, observations: Observations, actions: Array) -> tuple[th.Tensor, th.Tensor]:
+        """
+        :param observations: of n steps
+        :param actions: as ``sample`` returned them
+        :return: the steps' values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
+        """
+        with th.no_grad():
+            features = self._mlp.features(obs_as_tensor(observations, th.device("cpu")))
+            log_probs = self._mlp.distribution(self._mlp.outputs(features)).log_prob(th.from_numpy(actions))
+            return self._mlp.values(features), log_probs
+
+    def differences(self, observations: Observations) -> list[str]:
+        """
+        :param observations: real ones
+        :return: names of what differs from the policy's own beyond rounding
+        """
+        tensors = obs_as_tensor(observations, th.device("cpu"))
+        with th.no_grad():
+            actions, values, log_probs = self._policy(tensors, deterministic=True)
+            features = self._features(observations)
+            on_arrays = self._mlp.distribution(th.from_numpy(self._actor(features))).mode()
+            mode = self._mlp.distribution(self._mlp.outputs(th.from_numpy(features))).mode()
+            own_values, own_log_probs = self.evaluate(observations, mode.numpy())
+            pairs = {
+                "the distribution's mode": (on_arrays.reshape(actions.shape), actions),
+                "the values": (own_values, values),
+                "the log-probabilities": (own_log_probs, log_probs),
+                "get_distribution": (own_log_probs, self._policy.get_distribution(tensors).log_prob(mode)),
+            }
+        return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
+
+
+def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
+    """Where the parts of a policy are kept: each dict, the name in it, and the part."""
+    yield vars(policy), "action_dist", policy.action_dist
+    for module in policy.modules():
+        for values in (module._modules, module._parameters):
+            for name, part in values.items():
+                yield values, name, part
+
+
+def _sees_single_steps(policy: ActorCriticPolicy) -> bool:
+    """Whether features of a step depend on that step alone, and nobody listens to what makes them."""
+    return all(
+        type(extractor) in (FlattenExtractor, CombinedExtractor)
+        and all(
+            type(module) in (type(extractor), nn.Flatten, nn.ModuleDict) and is_left_alone(module)
+            for module in extractor.modules()
+        )
+        for extractor in (policy.pi_features_extractor, policy.vf_features_extractor)
+    )
+
+
+# Each of these draws by the same call of torch as the distribution, with as many numbers: the random stream is the
+# policy's. Outputs are of shape (n_envs, k); None where a distribution with these parameters would be refused.
+Sampler = Callable[[Array], Array | None]
+
+
+def _gaussian(mlp: PlainMLP) -> Sampler:
+    assert mlp.log_std is not None
+    std = mlp.log_std.exp().numpy()
+    noise, numbers = th.empty(0), np.empty(0)
+
+    @np.errstate(all="ignore")
+    def draw(means: Array) -> Array | None:
+        nonlocal noise, numbers
+        if numbers.shape != means.shape:
+            noise = th.empty(means.shape)
+            numbers = noise.numpy()
+        noise.normal_()
+        actions = means + numbers * std
+        return actions if np.isfinite(actions).all() else None
+
+    return draw
+
+
+def _choice(logits: Array) -> Array:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = weights / weights.sum(axis=1, keepdims=True)
+    return th.multinomial(th.from_numpy(probabilities), 1, True).numpy()[:, 0]
+
+
+def _categorical(mlp: PlainMLP) -> Sampler:
+    return lambda logits: _choice(logits) if np.isfinite(logits).all() else None
+
+
+def _multi_categorical(mlp: PlainMLP) -> Sampler:
+    ends = np.cumsum(mlp.action_dist.action_dims)[:-1]  # type: ignore[attr-defined]
+
+    def draw(logits: Array) -> Array | None:
+        if not np.isfinite(logits).all():
+            return None
+        return np.stack([_choice(part) for part in np.split(logits, ends, axis=1)], axis=1)
+
+    return draw
+
+
+def _bernoulli(mlp: PlainMLP) -> Sampler:
+    @np.errstate(over="ignore")
+    def draw(logits: Array) -> Array | None:
+        if not np.isfinite(logits).all():
+            return None
+        return th.bernoulli(th.from_numpy(1.0 / (1.0 + np.exp(-logits)))).numpy()
+
+    return draw
+
+
+_SAMPLERS: dict[type[Distribution], Callable[[PlainMLP], Sampler]] = {
+    DiagGaussianDistribution: _gaussian,
+    CategoricalDistribution: _categorical,
+    MultiCategoricalDistribution: _multi_categorical,
+    BernoulliDistribution: _bernoulli,
+}
