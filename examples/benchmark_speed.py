@@ -2,9 +2,12 @@
 How fast is UATRPO compared with other algorithms, and where does the time of an update go?
 
     OMP_NUM_THREADS=1 python examples/benchmark_speed.py
+    OMP_NUM_THREADS=1 python examples/benchmark_speed.py --n-envs 8
+    OMP_NUM_THREADS=1 python examples/benchmark_speed.py --n-steps 2048 --batch-size 64
 
-UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C learn in turns, one update at a time, with equal batches, critics
-and networks, so that slower and faster moments of the machine affect all of them. The table has medians and ranges over
+UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C, and SBX's PPO where that is installed, learn in turns, one update
+at a time, with equal batches, critics and networks, so that slower and faster moments of the machine affect all of
+them. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`). The table has medians and ranges over
 the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of the same round. Then each of our
 updates is timed once more with a clock in every stage. For comparison: the bare environment loop, which no algorithm
 can beat, and the matrix products that no update of UATRPO can avoid.
@@ -19,6 +22,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,27 +38,58 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
 from train_mujoco import make_env
 
 import sb3_uatrpo
-from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
+from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, storage, trust_region_algorithm, uatrpo
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.core.estimates import SampleEstimates
 
-N_STEPS = 1000
-SHARED: dict[str, Any] = {"n_steps": N_STEPS, "gamma": 0.995, "gae_lambda": 0.97, "seed": 0, "device": "cpu"}
-CRITIC: dict[str, Any] = {"batch_size": 50, "n_critic_updates": 5}
-CONTENDERS: dict[str, Callable[[Any], OnPolicyAlgorithm]] = {
-    "UATRPO": lambda env: UATRPO("MlpPolicy", env, **SHARED, **CRITIC),
-    "MatchedTRPO": lambda env: MatchedTRPO("MlpPolicy", env, **SHARED, **CRITIC),
-    "TRPO": lambda env: sb3_contrib.TRPO(
-        "MlpPolicy", env, **SHARED, **CRITIC, sub_sampling_factor=10, cg_max_steps=20, target_kl=0.01
-    ),
-    "PPO": lambda env: PPO("MlpPolicy", env, **SHARED, batch_size=50, n_epochs=10),
-    "A2C": lambda env: A2C("MlpPolicy", env, **SHARED),
-}
+#: Stable-Baselines3 in JAX, if it is installed
+sbx: Any = import_module("sbx") if find_spec("sbx") else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all algorithms have in common: steps in an update, over how many environments, and minibatches."""
+
+    n_steps: int = 1000
+    n_envs: int = 1
+    batch_size: int = 50
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        return {"n_steps": self.n_steps // self.n_envs, "gamma": 0.995, "gae_lambda": 0.97, "seed": 0}
+
+    @property
+    def trust_region(self) -> dict[str, Any]:
+        return {**self.shared, "batch_size": self.batch_size, "n_critic_updates": 5, "device": "cpu"}
+
+    def env(self, env_id: str) -> VecNormalize:
+        return make_env(env_id, self.shared["gamma"], seed=0, n_envs=self.n_envs)
+
+    def contenders(self) -> dict[str, Callable[[Any], OnPolicyAlgorithm]]:
+        found: dict[str, Callable[[Any], OnPolicyAlgorithm]] = {
+            "UATRPO": lambda env: UATRPO("MlpPolicy", env, **self.trust_region),
+            "UATRPO, general": lambda env: UATRPO("MlpPolicy", env, **self.trust_region, fast_rollouts=False),
+            "MatchedTRPO": lambda env: MatchedTRPO("MlpPolicy", env, **self.trust_region),
+            "TRPO": lambda env: sb3_contrib.TRPO(
+                "MlpPolicy", env, **self.trust_region, sub_sampling_factor=10, cg_max_steps=20, target_kl=0.01
+            ),
+            "PPO": lambda env: PPO("MlpPolicy", env, **self.ppo, device="cpu"),
+            "A2C": lambda env: A2C("MlpPolicy", env, **self.shared, device="cpu"),
+        }
+        if sbx is not None:
+            found["PPO (SBX)"] = lambda env: sbx.PPO("MlpPolicy", env, **self.ppo)
+        return found
+
+    @property
+    def ppo(self) -> dict[str, Any]:
+        return {**self.shared, "batch_size": self.batch_size, "n_epochs": 10}
+
+
 OURS = ("UATRPO", "MatchedTRPO")
 STAGES = ("env", "policy", "buffer", "products", "basis", "line search", "critic")
 
@@ -79,12 +116,12 @@ class Clock:
         return timed
 
 
-def one_update(model: OnPolicyAlgorithm) -> tuple[float, float]:
+def one_update(model: OnPolicyAlgorithm, n_steps: int) -> tuple[float, float]:
     """Learn for one rollout and one update: seconds in all, and in ``train()`` alone."""
     own = Clock()
     with mock.patch.object(model, "train", own.around("train", model.train)):
         start = time.perf_counter()
-        model.learn(N_STEPS, reset_num_timesteps=False, log_interval=10**9)
+        model.learn(n_steps, reset_num_timesteps=False, log_interval=10**9)
         total = time.perf_counter() - start
     return total, own.seconds["train"]
 
@@ -94,8 +131,8 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
     """While this lasts, the stages of one of our algorithms report to the clock."""
     places: list[tuple[Any, str, str]] = [
         (model.env, "step", "env"),
-        (RolloutBuffer, "add", "buffer"),
-        (model.rollout_buffer, "compute_returns_and_advantage", "buffer"),
+        (storage.StepWriter, "add", "buffer"),
+        (rollouts, "compute_returns_and_advantage", "buffer"),
         (ActingMLP, "sample", "policy"),
         (ActingMLP, "is_current", "policy"),
         (rollouts.DeferredEvaluation, "fill", "policy"),
@@ -119,10 +156,10 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
             patch.stop()
 
 
-def bare_env_seconds(env: gym.Env) -> float:
-    """N_STEPS of the environment alone, with random actions drawn beforehand."""
+def bare_env_seconds(env: gym.Env, n_steps: int) -> float:
+    """The environment alone, with random actions drawn beforehand."""
     env.reset(seed=0)
-    actions = [env.action_space.sample() for _ in range(N_STEPS)]
+    actions = [env.action_space.sample() for _ in range(n_steps)]
     start = time.perf_counter()
     for action in actions:
         _, _, terminated, truncated, _ = env.step(action)
@@ -131,10 +168,10 @@ def bare_env_seconds(env: gym.Env) -> float:
     return time.perf_counter() - start
 
 
-def matrix_product_seconds(model: UATRPO) -> float:
+def matrix_product_seconds(model: UATRPO, n_steps: int) -> float:
     """JΩ and both products with J' as one matrix product each, and the two float64 products of the basis."""
     d, m = model.sketch.shape
-    n = N_STEPS // model.sub_sampling_factor
+    n = n_steps // model.sub_sampling_factor
     rows, omega, back = th.randn(n, d), th.randn(d, m), th.randn(n, m)
     exact = th.randn(d, m, dtype=th.float64)
     start = time.perf_counter()
@@ -146,20 +183,21 @@ def matrix_product_seconds(model: UATRPO) -> float:
     return time.perf_counter() - start
 
 
-def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def measure(env_id: str, setting: Setting, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Let the algorithms take turns: a row for each of them, and a row for each of our breakdowns."""
-    models = {name: make(make_env(env_id, SHARED["gamma"], seed=0)) for name, make in CONTENDERS.items()}
+    n_steps = setting.n_steps
+    models = {name: make(setting.env(env_id)) for name, make in setting.contenders().items()}
     for model in models.values():
-        model.learn(warm_up * N_STEPS)
+        model.learn(warm_up * n_steps)
     totals: dict[str, list[float]] = defaultdict(list)
     trains: dict[str, list[float]] = defaultdict(list)
     bare, bound = [], []
     bare_env = gym.make(env_id)
     for _ in range(repetitions):
-        bare.append(bare_env_seconds(bare_env))
-        bound.append(matrix_product_seconds(models["UATRPO"]))  # type: ignore[arg-type]
+        bare.append(bare_env_seconds(bare_env, n_steps))
+        bound.append(matrix_product_seconds(models["UATRPO"], n_steps))  # type: ignore[arg-type]
         for name, model in models.items():
-            total, train = one_update(model)
+            total, train = one_update(model, n_steps)
             totals[name].append(total)
             trains[name].append(train)
 
@@ -170,9 +208,9 @@ def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, 
         {
             "task": env_id,
             "algorithm": name,
-            "steps/s": N_STEPS / np.median(totals[name]),
-            "slowest": N_STEPS / np.max(totals[name]),
-            "fastest": N_STEPS / np.min(totals[name]),
+            "steps/s": n_steps / np.median(totals[name]),
+            "slowest": n_steps / np.max(totals[name]),
+            "fastest": n_steps / np.min(totals[name]),
             "of TRPO": ratio(totals[name], totals["TRPO"]),
             "of PPO": ratio(totals[name], totals["PPO"]),
             "train() ms": 1e3 * np.median(trains[name]),
@@ -180,7 +218,7 @@ def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, 
         }
         for name in models
     ]
-    bare_speed = {"steps/s": N_STEPS / np.median(bare), "slowest": N_STEPS / max(bare), "fastest": N_STEPS / min(bare)}
+    bare_speed = {"steps/s": n_steps / np.median(bare), "slowest": n_steps / max(bare), "fastest": n_steps / min(bare)}
     rows.append({"task": env_id, "algorithm": "bare environment", **bare_speed})
     rows.append({"task": env_id, "algorithm": "matrix products", "train() ms": 1e3 * np.median(bound)})
 
@@ -188,14 +226,14 @@ def measure(env_id: str, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, 
     for name in OURS:
         clock = Clock()
         with clocks_in_every_stage(models[name], clock):
-            total = sum(one_update(models[name])[0] for _ in range(repetitions))
+            total = sum(one_update(models[name], n_steps)[0] for _ in range(repetitions))
         stages = {stage: 1e3 * clock.seconds[stage] / repetitions for stage in STAGES}
         rest = 1e3 * total / repetitions - sum(stages.values())
         breakdowns.append({"task": env_id, "algorithm": name, **stages, "rest": rest})
     return pd.DataFrame(rows), pd.DataFrame(breakdowns)
 
 
-def draw(table: pd.DataFrame, breakdown: pd.DataFrame, picture: Path) -> None:
+def draw(table: pd.DataFrame, breakdown: pd.DataFrame, n_steps: int, picture: Path) -> None:
     """Speeds with their ranges, and the stages of our updates."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     environments = list(table["task"].unique())
@@ -217,7 +255,7 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, picture: Path) -> None:
     for i, stage in enumerate([*STAGES, "rest"]):
         right.bar(bars, breakdown[stage], bottom=bottom, label=stage, color=f"C{i}")
         bottom += breakdown[stage].to_numpy()
-    right.set(ylabel=f"ms for {N_STEPS} steps and one update", title="where the time goes")
+    right.set(ylabel=f"ms for {n_steps} steps and one update", title="where the time goes")
     right.tick_params(axis="x", labelsize=7)
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for ax in (left, right):
@@ -230,6 +268,9 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
+    parser.add_argument("--n-steps", type=int, default=Setting.n_steps, help="steps in an update, of all environments")
+    parser.add_argument("--n-envs", type=int, default=Setting.n_envs)
+    parser.add_argument("--batch-size", type=int, default=Setting.batch_size, help="minibatches of critics and of PPO")
     parser.add_argument("--repetitions", type=int, default=15, help="updates of each algorithm")
     parser.add_argument("--warm-up", type=int, default=5, help="updates before")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
@@ -238,25 +279,35 @@ def main() -> None:
     for env_id in args.env:
         if env_id not in gym.registry:
             parser.error(f"--env: Gymnasium knows no environment {env_id!r}")
-    for name in ("repetitions", "warm_up", "threads"):
+    for name in ("repetitions", "warm_up", "threads", "n_steps", "n_envs", "batch_size"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(args, name)}")
+    if args.n_steps % args.n_envs:
+        parser.error(f"--n-envs must divide --n-steps={args.n_steps}, but it is {args.n_envs}")
     th.set_num_threads(args.threads)
+    setting = Setting(args.n_steps, args.n_envs, args.batch_size)
     args.folder.mkdir(parents=True, exist_ok=True)
 
-    measured = [measure(env_id, args.repetitions, args.warm_up) for env_id in args.env]
+    measured = [measure(env_id, setting, args.repetitions, args.warm_up) for env_id in args.env]
     table = pd.concat([rows for rows, _ in measured], ignore_index=True)
     breakdown = pd.concat([rows for _, rows in measured], ignore_index=True)
-    versions = {m.__name__: m.__version__ for m in (sb3_uatrpo, stable_baselines3, sb3_contrib, th, gym, mujoco, np)}
-    about = {"python": platform.python_version(), "machine": platform.machine(), "threads": args.threads, **versions}
+    modules = (sb3_uatrpo, stable_baselines3, sb3_contrib, th, gym, mujoco, np, *([] if sbx is None else [sbx]))
+    versions = {module.__name__: module.__version__ for module in modules}
+    about = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": args.threads,
+        **asdict(setting),
+        **versions,
+    }
     with pd.option_context("display.width", 200, "display.float_format", "{:.2f}".format):
         print(table.to_string(index=False, na_rep="", float_format="{:.2f}".format))
-        print(f"\nms for {N_STEPS} steps and one update")
+        print(f"\nms for {setting.n_steps} steps of {setting.n_envs} environment(s) and one update")
         print(breakdown.to_string(index=False, float_format="{:.1f}".format))
     print("\n" + ", ".join(f"{name} {version}" for name, version in about.items()))
     records = {"about": about, "speed": table.to_dict("records"), "breakdown": breakdown.to_dict("records")}
     (args.folder / "speed.json").write_text(json.dumps(records, indent=1, default=float) + "\n")
-    draw(table, breakdown, args.folder / "speed.png")
+    draw(table, breakdown, setting.n_steps, args.folder / "speed.png")
     print(f"written: {args.folder / 'speed.json'} and {args.folder / 'speed.png'}")
 
 

@@ -53,9 +53,12 @@ ALGORITHMS: dict[str, Callable[..., UATRPO | MatchedTRPO]] = {
 }
 
 
-def make_env(env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None) -> VecNormalize:
+def make_env(
+    env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None, n_envs: int = 1
+) -> VecNormalize:
     """The paper's setting: observations are standardised with running statistics, rewards are not scaled."""
-    return VecNormalize(make_vec_env(env_id, seed=seed, monitor_dir=monitor_dir), norm_reward=False, gamma=gamma)
+    envs = make_vec_env(env_id, n_envs=n_envs, seed=seed, monitor_dir=monitor_dir)
+    return VecNormalize(envs, norm_reward=False, gamma=gamma)
 
 
 def plot_learning_curve(folder: Path, title: str) -> Path:
