@@ -16,13 +16,12 @@ from stable_baselines3.common.distributions import (
 )
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
-from torch import nn
 
 from sb3_uatrpo.core.array_mlp import Array
 from sb3_uatrpo.hooks import forward_hooks
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, is_left_alone, same_but_for_rounding
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
 
 Observations = np.ndarray | dict[str, np.ndarray]
 
@@ -72,7 +71,7 @@ class ActingMLP:
         :return: what acts in the place of the policy; None if the policy has to act itself
         """
         mlp = PlainMLP.recognise(policy)
-        if mlp is None or not mlp.is_on_arrays or not _sees_single_steps(policy):
+        if mlp is None or not mlp.is_on_arrays or not mlp.sees_single_steps:
             return None
         acting = ActingMLP(mlp)
         return acting if fast_path.is_proven(acting.differences(observations)) else None
@@ -149,18 +148,6 @@ def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
         for values in (module._modules, module._parameters):
             for name, part in values.items():
                 yield values, name, part
-
-
-def _sees_single_steps(policy: ActorCriticPolicy) -> bool:
-    """Whether features of a step depend on that step alone, and nobody listens to what makes them."""
-    return all(
-        type(extractor) in (FlattenExtractor, CombinedExtractor)
-        and all(
-            type(module) in (type(extractor), nn.Flatten, nn.ModuleDict) and is_left_alone(module)
-            for module in extractor.modules()
-        )
-        for extractor in (policy.pi_features_extractor, policy.vf_features_extractor)
-    )
 
 
 # Each of these draws by the same call of torch as the distribution, with as many numbers: the random stream is the

@@ -1,10 +1,10 @@
 """
 The one fast path: the standard MLP policy, taken apart into its tensors.
 
-What serves it faster than the policy itself (acting and evaluation in rollouts, products with J in updates) is exact
-for this network alone. So it is recognised by its structure, down to the exact type of each layer, and then proven by
-value: at each rollout and at each update its outputs are compared with the policy's own on real observations. Whatever
-is not recognised, or differs, takes the general way.
+What serves it faster than the policy itself is exact for this network alone: acting and evaluation in rollouts,
+products with J, the critic's gradients. So it is recognised by its structure, down to the exact type of each layer, and
+then proven by value: at each rollout and at each update its outputs are compared with the policy's own on real
+observations. Whatever is not recognised, or differs, takes the general way.
 """
 
 import copy
@@ -23,7 +23,7 @@ from stable_baselines3.common.distributions import (
     MultiCategoricalDistribution,
 )
 from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
-from stable_baselines3.common.torch_layers import MlpExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
@@ -146,7 +146,7 @@ class PlainMLP:
         actor = _chain([*extractor.policy_net, policy.action_net])
         critic = _chain([*extractor.value_net, policy.value_net])
         around = (policy, extractor, extractor.policy_net, extractor.value_net)
-        if actor is None or critic is None or not all(map(is_left_alone, around)):
+        if actor is None or critic is None or not all(map(_is_left_alone, around)):
             return None
         log_std = policy.log_std if isinstance(policy.action_dist, DiagGaussianDistribution) else None
         mlp = PlainMLP(policy, actor, critic, log_std, copy.copy(policy.action_dist))
@@ -170,6 +170,18 @@ class PlainMLP:
         return all(
             param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous()
             for param in (*self.actor_params, *self.critic_params)
+        )
+
+    @property
+    def sees_single_steps(self) -> bool:
+        """Whether features of a step depend on that step alone, and nobody listens to what makes them."""
+        return all(
+            type(extractor) in (FlattenExtractor, CombinedExtractor)
+            and all(
+                type(module) in (type(extractor), nn.Flatten, nn.ModuleDict) and _is_left_alone(module)
+                for module in extractor.modules()
+            )
+            for extractor in (self.policy.pi_features_extractor, self.policy.vf_features_extractor)
         )
 
     def copied(self) -> "PlainMLP":
@@ -265,7 +277,7 @@ def _chain(modules: Iterable[nn.Module]) -> tuple[Dense, ...] | None:
     """Linear layers, each with the activations after it; None if there is anything else."""
     found: list[tuple[nn.Linear, list[nn.Module]]] = []
     for module in modules:
-        if not is_left_alone(module):
+        if not _is_left_alone(module):
             return None
         if type(module) is nn.Linear:
             found.append((module, []))
@@ -276,11 +288,8 @@ def _chain(modules: Iterable[nn.Module]) -> tuple[Dense, ...] | None:
     return tuple(Dense(linear.weight, linear.bias, tuple(activations)) for linear, activations in found)
 
 
-def is_left_alone(module: nn.Module) -> bool:
-    """
-    :param module: any module
-    :return: whether it does what its class says, without anybody who listens to it and might change it
-    """
+def _is_left_alone(module: nn.Module) -> bool:
+    """Whether it does what its class says, without anybody who listens to it and might change it."""
     return not any(forward_hooks(module)) and "forward" not in vars(module)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch.nn import functional as F
 
 from sb3_uatrpo import UATRPO, critic
@@ -98,6 +99,14 @@ def test_a_critic_without_parameters_of_its_own():
     assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))
 
 
+class Standardised(FlattenExtractor):
+    """Without parameters, but what comes out for a step depends on the others."""
+
+    def forward(self, observations):
+        flat = super().forward(observations)
+        return flat - flat.mean(dim=0)
+
+
 def taken_apart(model, **changes) -> bool:
     """Whether the critic's gradients are computed on arrays."""
     policy = model.policy
@@ -114,6 +123,7 @@ def taken_apart(model, **changes) -> bool:
         ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.ReLU}}, True),
         ({"policy_kwargs": {"net_arch": [4], "optimizer_class": th.optim.SGD}}, True),
         ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.GELU}}, False),
+        ({"policy_kwargs": {"net_arch": [4], "features_extractor_class": Standardised}}, False),
         ({"use_sde": True}, False),
         ({"rollout_buffer_class": Reversed}, False),
     ],

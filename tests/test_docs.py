@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, and links between files of the repository lead somewhere."""
 
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.core import estimates, subspace
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -86,3 +88,15 @@ def test_the_table_of_defaults_is_that_of_the_signatures():
     named = {name for name, *_ in rows} | set(re.findall(r"`(\w+)`", section.split("`UATRPO` alone has")[1]))
     for name in set().union(*defaults) - named:
         assert all(name in of_class and of_class[name] == defaults[0][name] for of_class in defaults), name
+
+
+def test_constants_that_the_docs_name_are_those_of_the_code():
+    page = " ".join((ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8").split())
+    exact_below = math.ceil(subspace.CUT_FOR_GRAM / subspace.RESOLUTION)
+    for phrase in (
+        f"in parts of {estimates.GRAPH_BYTES // 2**20} MiB",
+        f"{estimates.COLUMN_BYTES // 2**20} MiB of temporaries at a time",
+        f"blocks of {subspace.ROWS_AT_ONCE} rows, {2 * 8 * subspace.ROWS_AT_ONCE // 2**10} KiB·m",
+        f"only from {exact_below} parameters on",
+    ):
+        assert phrase in page, phrase
