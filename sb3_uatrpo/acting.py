@@ -164,7 +164,7 @@ def _gaussian(mlp: PlainMLP) -> Sampler:
     def draw(means: Array) -> Array | None:
         nonlocal noise, numbers
         if numbers.shape != means.shape:
-            noise = th.empty(means.shape)
+            noise = th.empty(means.shape, dtype=th.float32, device="cpu")
             numbers = noise.numpy()
         noise.normal_()
         actions = means + numbers * std
@@ -173,6 +173,7 @@ def _gaussian(mlp: PlainMLP) -> Sampler:
     return draw
 
 
+@np.errstate(all="ignore")
 def _choice(logits: Array) -> Array:
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
@@ -195,7 +196,7 @@ def _multi_categorical(mlp: PlainMLP) -> Sampler:
 
 
 def _bernoulli(mlp: PlainMLP) -> Sampler:
-    @np.errstate(over="ignore")
+    @np.errstate(all="ignore")
     def draw(logits: Array) -> Array | None:
         if not np.isfinite(logits).all():
             return None

@@ -98,6 +98,7 @@ CHANGES = {
     "other memory": lambda policy: setattr(policy.value_net.bias, "data", policy.value_net.bias.data.clone()),
     "another parameter": lambda policy: setattr(policy, "log_std", nn.Parameter(policy.log_std.detach().clone())),
     "another layer": lambda policy: setattr(policy, "action_net", copy.deepcopy(policy.action_net)),
+    "another distribution": lambda policy: setattr(policy, "action_dist", copy.copy(policy.action_dist)),
     "a hook": lambda policy: policy.mlp_extractor.policy_net[1].register_forward_hook(lambda *args: None),
 }
 

@@ -804,3 +804,14 @@ def test_the_fast_path_is_taken_under_usual_callbacks(action_space, watched, mon
 
 def test_everything_that_was_collected_is_the_same_with_usual_callbacks(tmp_path):
     as_sb3(make_callback=lambda: zoo_callbacks(tmp_path))
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_settings_of_numpy_and_torch_change_nothing(action_space):
+    plain = filled(True, action_space=action_space)
+    try:
+        with np.errstate(all="raise"):
+            changed = filled(True, lambda policy: th.set_default_dtype(th.float64), action_space=action_space)
+    finally:
+        th.set_default_dtype(th.float32)
+    np.testing.assert_array_equal(changed.rollout_buffer.actions, plain.rollout_buffer.actions)
