@@ -7,10 +7,12 @@ How fast is UATRPO compared with other algorithms, and where does the time of an
 
 UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C, and SBX's PPO where that is installed, learn in turns, one update
 at a time, with equal batches, critics and networks, so that slower and faster moments of the machine affect all of
-them. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`). The table has medians and ranges over
-the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of the same round. Then each of our
-updates is timed once more with a clock in every stage. For comparison: the bare environment loop, which no algorithm
-can beat, and the matrix products that no update of UATRPO can avoid.
+them. With ``--callbacks``, each algorithm has those of RL Zoo (evaluations and checkpoints) and the recorder of
+studies. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`).
+
+The table has medians and ranges over the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of
+the same round. Then each of our updates is timed once more with a clock in every stage. For comparison: the bare
+environment loop, which no algorithm can beat, and the matrix products that no update of UATRPO can avoid.
 
 Prints the tables, writes them as JSON, and draws a picture.
 """
@@ -26,6 +28,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -38,6 +41,7 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from train_mujoco import make_env
@@ -46,6 +50,7 @@ import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, storage, trust_region_algorithm, uatrpo
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.core.estimates import SampleEstimates
+from sb3_uatrpo.study.worker import RunRecorder
 
 #: Stable-Baselines3 in JAX, if it is installed
 sbx: Any = import_module("sbx") if find_spec("sbx") else None
@@ -116,12 +121,21 @@ class Clock:
         return timed
 
 
-def one_update(model: OnPolicyAlgorithm, n_steps: int) -> tuple[float, float]:
+def usual_callbacks(env: VecNormalize, folder: str) -> list[BaseCallback]:
+    """What RL Zoo and studies attach; evaluations and checkpoints are rarer than the updates that are timed."""
+    return [
+        EvalCallback(env, eval_freq=25_000, n_eval_episodes=5, log_path=folder, verbose=0, warn=False),
+        CheckpointCallback(25_000, folder),
+        RunRecorder(lambda n_timesteps: None, 1000),
+    ]
+
+
+def one_update(model: OnPolicyAlgorithm, n_steps: int, callbacks: list[BaseCallback]) -> tuple[float, float]:
     """Learn for one rollout and one update: seconds in all, and in ``train()`` alone."""
     own = Clock()
     with mock.patch.object(model, "train", own.around("train", model.train)):
         start = time.perf_counter()
-        model.learn(n_steps, reset_num_timesteps=False, log_interval=10**9)
+        model.learn(n_steps, callbacks, reset_num_timesteps=False, log_interval=10**9)
         total = time.perf_counter() - start
     return total, own.seconds["train"]
 
@@ -183,12 +197,17 @@ def matrix_product_seconds(model: UATRPO, n_steps: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(env_id: str, setting: Setting, repetitions: int, warm_up: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def measure(
+    env_id: str, setting: Setting, repetitions: int, warm_up: int, with_callbacks: bool, folder: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Let the algorithms take turns: a row for each of them, and a row for each of our breakdowns."""
     n_steps = setting.n_steps
     models = {name: make(setting.env(env_id)) for name, make in setting.contenders().items()}
-    for model in models.values():
-        model.learn(warm_up * n_steps)
+    callbacks: dict[str, list[BaseCallback]] = {
+        name: usual_callbacks(setting.env(env_id), folder) if with_callbacks else [] for name in models
+    }
+    for name, model in models.items():
+        model.learn(warm_up * n_steps, callbacks[name])
     totals: dict[str, list[float]] = defaultdict(list)
     trains: dict[str, list[float]] = defaultdict(list)
     bare, bound = [], []
@@ -197,7 +216,7 @@ def measure(env_id: str, setting: Setting, repetitions: int, warm_up: int) -> tu
         bare.append(bare_env_seconds(bare_env, n_steps))
         bound.append(matrix_product_seconds(models["UATRPO"], n_steps))  # type: ignore[arg-type]
         for name, model in models.items():
-            total, train = one_update(model, n_steps)
+            total, train = one_update(model, n_steps, callbacks[name])
             totals[name].append(total)
             trains[name].append(train)
 
@@ -226,7 +245,7 @@ def measure(env_id: str, setting: Setting, repetitions: int, warm_up: int) -> tu
     for name in OURS:
         clock = Clock()
         with clocks_in_every_stage(models[name], clock):
-            total = sum(one_update(models[name], n_steps)[0] for _ in range(repetitions))
+            total = sum(one_update(models[name], n_steps, callbacks[name])[0] for _ in range(repetitions))
         stages = {stage: 1e3 * clock.seconds[stage] / repetitions for stage in STAGES}
         rest = 1e3 * total / repetitions - sum(stages.values())
         breakdowns.append({"task": env_id, "algorithm": name, **stages, "rest": rest})
@@ -271,6 +290,7 @@ def main() -> None:
     parser.add_argument("--n-steps", type=int, default=Setting.n_steps, help="steps in an update, of all environments")
     parser.add_argument("--n-envs", type=int, default=Setting.n_envs)
     parser.add_argument("--batch-size", type=int, default=Setting.batch_size, help="minibatches of critics and of PPO")
+    parser.add_argument("--callbacks", action="store_true", help="attach those of RL Zoo and of studies")
     parser.add_argument("--repetitions", type=int, default=15, help="updates of each algorithm")
     parser.add_argument("--warm-up", type=int, default=5, help="updates before")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
@@ -288,7 +308,10 @@ def main() -> None:
     setting = Setting(args.n_steps, args.n_envs, args.batch_size)
     args.folder.mkdir(parents=True, exist_ok=True)
 
-    measured = [measure(env_id, setting, args.repetitions, args.warm_up) for env_id in args.env]
+    with TemporaryDirectory() as temporary:
+        measured = [
+            measure(env_id, setting, args.repetitions, args.warm_up, args.callbacks, temporary) for env_id in args.env
+        ]
     table = pd.concat([rows for rows, _ in measured], ignore_index=True)
     breakdown = pd.concat([rows for _, rows in measured], ignore_index=True)
     modules = (sb3_uatrpo, stable_baselines3, sb3_contrib, th, gym, mujoco, np, *([] if sbx is None else [sbx]))

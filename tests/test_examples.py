@@ -224,7 +224,9 @@ def test_benchmark_startup(tmp_path):
 
 def test_benchmark_speed(tmp_path):
     """Every contender and every stage; what the clocks say is not asserted."""
-    output = run(tmp_path, "benchmark_speed.py", "--env", "Hopper-v4", "--repetitions", "2", "--warm-up", "1")
+    output = run(
+        tmp_path, "benchmark_speed.py", "--env", "Hopper-v4", "--repetitions", "2", "--warm-up", "1", "--callbacks"
+    )
     for name in ("UATRPO", "UATRPO, general", "MatchedTRPO", "TRPO", "PPO", "A2C", "bare environment"):
         assert f" {name} " in output
     assert (tmp_path / "runs" / "speed" / "speed.png").stat().st_size > 10_000
