@@ -3,9 +3,9 @@ Who wins where? The rule of docs/results.md, applied to the records of a study.
 
     python examples/judge_study.py --folder docs/results/paper
 
-Final returns of two methods are compared on each task, as their means and as their 20%-CVaRs, by bootstrap intervals
-over runs. *Better* and *worse* are corrected over the tasks by Holm's method. ``--noise 1`` judges the runs with
-adversarial noise.
+First comes a table of all runs. Then final returns of two methods are compared on each task, as their means and as
+their 20%-CVaRs, by bootstrap intervals over runs. *Better* and *worse* are corrected over the tasks by Holm's method.
+``--noise 1`` judges the runs with adversarial noise.
 """
 
 import argparse
@@ -15,7 +15,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sb3_uatrpo.study import Estimate, Record, difference_of_cvars, difference_of_means, final_return, read_records
+from sb3_uatrpo.study import (
+    Estimate,
+    Record,
+    bootstrap_cvar,
+    difference_of_cvars,
+    difference_of_means,
+    final_return,
+    read_records,
+    share_at_least,
+    standard_error,
+)
 
 PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
 KAPPA = 0.2
@@ -30,15 +40,47 @@ STATISTICS: dict[str, Difference] = {
 }
 
 
-def final_returns(records: list[Record], variant: str) -> dict[tuple[str, str], np.ndarray]:
-    """Final returns of all finished runs of a variant, by task and algorithm, in the order of their seeds."""
-    found: dict[tuple[str, str], list[float]] = {}
+def finished(records: list[Record]) -> dict[tuple[str, str, str], list[Record]]:
+    """All finished runs by variant, task and algorithm, in the order of their seeds."""
+    found: dict[tuple[str, str, str], list[Record]] = {}
     for record in sorted(records, key=lambda record: record.spec.seed):
-        spec = record.spec
-        if record.status == "done" and spec.variant == variant:
-            value = final_return(record.episodes["timesteps"], record.episodes["returns"], spec.n_timesteps)
-            found.setdefault((spec.env_id, spec.algo), []).append(value)
-    return {key: np.array(values) for key, values in found.items()}
+        if record.status == "done":
+            found.setdefault((record.spec.variant, record.spec.env_id, record.spec.algo), []).append(record)
+    return found
+
+
+def final_returns(runs: list[Record]) -> np.ndarray:
+    return np.array(
+        [final_return(run.episodes["timesteps"], run.episodes["returns"], run.spec.n_timesteps) for run in runs]
+    )
+
+
+def overview(groups: Mapping[tuple[str, str, str], list[Record]]) -> str:
+    """A row for each method on each task: final returns over runs, and proposed steps over all their updates."""
+    rows = []
+    for (variant, task, algo), runs in sorted(groups.items()):
+        returns = final_returns(runs)
+        worst_runs = bootstrap_cvar(returns, KAPPA)
+        ratios, proposed = (
+            np.concatenate([np.array(run.updates.get(name, []), dtype=float) for run in runs])
+            for name in ("kl_ratio", "kl_proposed")
+        )
+        rows.append(
+            {
+                "task": task,
+                "variant": variant or "–",
+                "method": algo,
+                "N": len(returns),
+                "final return": f"{returns.mean():,.0f} ± {standard_error(returns):,.0f}",
+                f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f} ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})",
+                "worst run": f"{returns.min():,.0f}",
+                "median KL ratio": f"{np.nanmedian(ratios):.2f}",
+                "ratio ≥ 2": f"{share_at_least(ratios, 2.0):.1%}",
+                "mean proposed KL": f"{np.nanmean(proposed):.4f}",
+            }
+        )
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Difference) -> pd.DataFrame:
@@ -109,7 +151,10 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         parser.error(f"--folder: there are no records in {options.folder / 'records'}")
     for path, reason in bad:
         print(f"left out {path.name}: {reason}")
-    returns = final_returns(records, f"noise={options.noise:g}" if options.noise else "")
+    groups = finished(records)
+    print(overview(groups))
+    variant = f"noise={options.noise:g}" if options.noise else ""
+    returns = {(task, algo): final_returns(runs) for (name, task, algo), runs in groups.items() if name == variant}
     by_mean: dict[tuple[str, str], pd.DataFrame] = {}
     for ours, theirs in PAIRS:
         tasks = sorted({env_id for env_id, algo in returns if algo == ours and (env_id, theirs) in returns})

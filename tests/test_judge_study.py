@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from judge_study import STATISTICS, judge, recommendation
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+from judge_study import STATISTICS, judge, main, recommendation
 
-from sb3_uatrpo.study import difference_of_means
+from sb3_uatrpo.study import difference_of_means, final_return, read_records
 
 
 def runs(mean: float, spread: float, n: int = 10) -> np.ndarray:
@@ -79,3 +80,22 @@ def test_the_recommendation(ours, choice, somewhere):
     assert f"recommends {choice};" in found
     assert ("somewhere: uatrpo_shrinkage" in found) is somewhere
     assert ("neither beats" in found) is not somewhere
+
+
+def test_the_table_of_all_runs(capsys):
+    main(["--folder", str(ROOT / "docs" / "results" / "first")])
+    printed = capsys.readouterr().out
+    records, _ = read_records(ROOT / "docs" / "results" / "first" / "records")
+    chosen = [r for r in records if (r.spec.algo, r.spec.env_id) == ("uatrpo_shrinkage", "Hopper-v4")]
+    returns = [final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in chosen]
+    ratios = np.concatenate([np.array(r.updates["kl_ratio"], dtype=float) for r in chosen])
+    (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | – | uatrpo_shrinkage |")]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[3] == "4"
+    assert cells[4] == f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}"
+    # one fifth of four runs is a part of the worst
+    assert cells[5].startswith(f"{min(returns):,.0f} (")
+    assert cells[6] == f"{min(returns):,.0f}"
+    assert cells[7] == f"{np.nanmedian(ratios):.2f}"
+    assert cells[8] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
+    assert "no task has runs of both" in printed
