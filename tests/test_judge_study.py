@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from judge_study import STATISTICS, judge, main, recommendation
 
 from sb3_uatrpo.study import difference_of_means, final_return, read_records
+
+ROOT = Path(__file__).parents[1]
 
 
 def runs(mean: float, spread: float, n: int = 10) -> np.ndarray:
