@@ -10,8 +10,9 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -30,6 +31,7 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # Ratios above are drawn in the last bin, and those below 0, where an estimate was negative, in the first
 LARGEST_RATIO = 5.0
 
+T = TypeVar("T")
 Styles = Mapping[str, Mapping[str, Any]]
 Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
@@ -68,8 +70,8 @@ def plot_learning_curves(
         mean, error = r.mean(0), statistics.standard_error(r)
         # few points, as of evaluations, are marked: a single one would not be seen otherwise
         marker = "o" if len(t) <= 20 else ""
-        ax.plot(t, mean, label=label, linewidth=1.8, marker=marker, markersize=3, zorder=3, **style[label])
-        ax.fill_between(t, mean - error, mean + error, color=style[label]["color"], alpha=0.25, linewidth=0, zorder=2)
+        band = Estimate(mean, mean - error, mean + error)
+        _band(ax, t, band, label, style[label], alpha=0.25, marker=marker, markersize=3)
         if traces and len(r) > 1:
             # many runs would hide their mean
             alpha = min(0.45, max(0.12, 4 / len(r)))
@@ -189,7 +191,7 @@ def plot_performance_profile(
     thresholds = np.linspace(every.min() - margin, every.max() + margin, n_thresholds)
     for label, values in returns.items():
         profile = statistics.performance_profile(values, thresholds, **options)
-        _band(ax, thresholds, profile, label, style[label], steps=True)
+        _band(ax, thresholds, profile, label, style[label], drawstyle="steps-post")
     ax.set(xlabel=xlabel, ylabel="share of runs above τ", xlim=(thresholds[0], thresholds[-1]), ylim=(-0.02, 1.02))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return ax
@@ -226,11 +228,12 @@ def plot_estimates(
     return ax
 
 
-def _band(ax: Axes, x: Array, estimate: Estimate, label: str, style: Mapping[str, Any], steps: bool = False) -> None:
-    drawstyle, step = ("steps-post", "post") if steps else ("default", None)
-    ax.plot(x, estimate.value, label=label, linewidth=1.8, zorder=3, drawstyle=drawstyle, **style)
-    low, high = estimate.low, estimate.high
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0, zorder=2, step=step)  # type: ignore[arg-type]
+def _band(
+    ax: Axes, x: Array, band: Estimate, label: str, style: Mapping[str, Any], alpha: float = 0.2, **line: Any
+) -> None:
+    ax.plot(x, band.value, label=label, linewidth=1.8, zorder=3, **style, **line)
+    step: Any = "post" if "drawstyle" in line else None
+    ax.fill_between(x, band.low, band.high, color=style["color"], alpha=alpha, linewidth=0, zorder=2, step=step)
 
 
 def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
@@ -269,7 +272,7 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
     """
     :param results: what to show
     :param output: folder to write to
-    :return: names of the pictures that there was something to draw for; each is there in every one of ``FORMATS``
+    :return: names of the pictures that had data to show; each is written in every one of ``FORMATS``
     """
     drawn = set()
     with matplotlib.rc_context(STYLE):
@@ -277,7 +280,7 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
             figure = draw(results)
             for extension in FORMATS:
                 path = output / f"{name}.{extension}"
-                # an earlier report's picture does not outlive its reason
+                # an earlier report's picture must not stay
                 path.unlink(missing_ok=True)
                 if figure is not None:
                     # without its date, an unchanged picture is an unchanged file
@@ -287,173 +290,148 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
 
 
 def _draw(
-    keys: Sequence[Panel],
-    draw: Callable[[Axes, Panel], Any],
+    panels: Mapping[Panel, T],
+    draw: Callable[[Axes, T], Any],
     legend: bool = True,
     size: tuple[float, float] = (3.6, 2.7),
     share: str | None = "y",
-) -> Figure:
+) -> Figure | None:
     """
-    One panel for each environment and variant. If there are variants, each environment has a row, within which the axis
-    ``share``, if any, is shared.
+    One panel for each environment and variant, none without any. If there are variants, each environment has a row,
+    within which the axis ``share``, if any, is shared.
     """
-    env_ids = list(dict.fromkeys(env_id for env_id, _ in keys))
-    variants = list(dict.fromkeys(variant for _, variant in keys))
+    if not panels:
+        return None
+    env_ids, variants = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
     in_rows = len(variants) > 1
     if in_rows:
-        places = {(e, v): (env_ids.index(e), variants.index(v)) for e, v in keys}
+        places = [(env_ids.index(env_id), variants.index(variant)) for env_id, variant in panels]
         n_rows, n_columns = len(env_ids), len(variants)
     else:
         # four are two by two
-        n_columns = len(keys) if len(keys) <= 3 else min(3, math.ceil(math.sqrt(len(keys))))
-        n_rows = math.ceil(len(keys) / n_columns)
-        places = {key: divmod(i, n_columns) for i, key in enumerate(keys)}
+        n_columns = len(panels) if len(panels) <= 3 else min(3, math.ceil(math.sqrt(len(panels))))
+        n_rows = math.ceil(len(panels) / n_columns)
+        places = [divmod(i, n_columns) for i in range(len(panels))]
     # a single narrow panel would leave no room for the legend
     figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
-    shared: dict[str, Any] = {axis: "row" if in_rows and axis == share else False for axis in "xy"}
-    axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=shared["x"], sharey=shared["y"])
-    for key, place in places.items():
-        ax = axes[place]
-        draw(ax, key)
-        # a variant of several settings may be broken between them
-        title = re.sub(",(?! )", ", ", ", ".join(part for part in key if part))
-        # a title is not laid out: what is wider than the narrowest panel would be cut off or written over
-        ax.set_title(textwrap.fill(title, 28))
-        ax.tick_params(labelleft=True)
-    for place in np.ndindex(axes.shape):
-        if place not in places.values():
-            axes[place].set_axis_off()
+    shared: dict[str, Any] = {f"share{axis}": "row" if in_rows and axis == share else False for axis in "xy"}
+    axes = figure.subplots(n_rows, n_columns, squeeze=False, **shared)
+    for (names, content), place in zip(panels.items(), places, strict=True):
+        draw(axes[place], content)
+        # a variant with several varied values may be broken between them
+        title = re.sub(",(?! )", ", ", ", ".join(filter(None, names)))
+        # matplotlib does not wrap titles: one wider than the narrowest panel would be cut off or overlap the next
+        axes[place].set_title(textwrap.fill(title, 28))
+        axes[place].tick_params(labelleft=True)
+    for place in set(np.ndindex(axes.shape)).difference(places):
+        axes[place].set_axis_off()
     if legend:
         entries: dict[str, Any] = {}
         for ax in axes.flat:
             entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-        # one row for short labels, one column for those that name settings
-        longest = max(map(len, entries))
-        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * longest))))
+        # one row for short labels, one column for those that name hyperparameters
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * max(map(len, entries))))))
         figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * math.ceil(len(entries) / columns))
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns, handlelength=2.6)
     return figure
 
 
-def _draw_curves(
-    results: Results,
-    curves_of: Callable[[pd.DataFrame], tuple[Array, Array]],
-    plot: Callable[..., Any],
-    **options: Any,
-) -> Figure | None:
-    style = styles(results.labels)
-    curves = {
-        key: {label: found for label, runs in panel.items() if len((found := curves_of(runs))[0])}
-        for key, panel in results.panels.items()
+def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], T]) -> dict[Panel, dict[str, T]]:
+    """What is known of the runs of each label in each panel; neither labels nor panels without values."""
+    panels = {
+        panel: {label: values for label, runs in by_label.items() if any(map(np.size, values := values_of(runs)))}
+        for panel, by_label in results.panels.items()
     }
-    keys = [key for key, by_label in curves.items() if by_label]
-    return _draw(keys, lambda ax, key: plot(ax, curves[key], style=style, **options)) if keys else None
+    return {panel: by_label for panel, by_label in panels.items() if by_label}
 
 
-def _draw_learning_curves(results: Results) -> Figure | None:
-    return _draw_curves(results, report.learning_curves, plot_learning_curves)
-
-
-def _draw_evaluations(results: Results) -> Figure | None:
-    return _draw_curves(results, report.evaluations, plot_learning_curves, ylabel="deterministic return")
+def _draw_runs(results: Results, values_of: Callable[[pd.DataFrame], Any], plot: Callable[..., Any]) -> Figure | None:
+    style = styles(results.labels)
+    return _draw(_by_panel(results, values_of), lambda ax, by_label: plot(ax, by_label, style=style))
 
 
 def _draw_cvar_over_training(results: Results) -> Figure | None:
-    options = {"kappa": results.kappa, "n_resamples": N_RESAMPLES_OVER_TRAINING}
-    return _draw_curves(results, report.learning_curves, plot_cvar_over_training, **options)
-
-
-def _draw_cvar(results: Results) -> Figure:
-    style = styles(results.labels)
-    return _draw(list(results.panels), lambda ax, key: plot_cvar(ax, _final_returns(results.panels[key]), style))
+    plot = partial(plot_cvar_over_training, kappa=results.kappa, n_resamples=N_RESAMPLES_OVER_TRAINING)
+    return _draw_runs(results, report.learning_curves, plot)
 
 
 def _draw_kl_ratio(results: Results) -> Figure | None:
     style = styles(results.labels)
-    measured = results.summaries[results.summaries.kl_ratios.map(len) > 0]
-    ratios = {
-        key: dict(zip(group.algorithm, group.kl_ratios, strict=True))
-        for key, group in measured.groupby(["environment", "variant"], sort=False)
-    }
+    ratios = _by_panel(results, lambda runs: report.update_values(runs, "kl_ratio"))
 
-    def draw(ax: Axes, key: Panel) -> None:
-        plot_kl_ratio(ax, ratios[key], style)
+    def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
+        plot_kl_ratio(ax, by_label, style)
         ax.legend(loc="upper right", fontsize=8)
         # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
         ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
 
-    return _draw(list(ratios), draw, legend=False, size=(4.4, 2.9)) if ratios else None
+    return _draw(ratios, draw, legend=False, size=(4.4, 2.9))
 
 
-def _draw_performance_profiles(results: Results) -> Figure:
+def _draw_performance_profiles(results: Results) -> Figure | None:
     style = styles(results.labels)
-    everywhere = "all environments"
-    keys = [*results.panels, *((everywhere, variant) for variant in results.scores)]
-
-    def draw(ax: Axes, key: Panel) -> None:
-        env_id, variant = key
-        if env_id == everywhere:
-            plot_performance_profile(ax, results.scores[variant], style, "score τ, 0 to 1")
-        else:
-            plot_performance_profile(ax, _final_returns(results.panels[key]), style)
-
-    return _draw(keys, draw, share=None)
-
-
-def _draw_interquartile_means(results: Results) -> Figure:
-    estimates = {
-        key: dict(zip(group.algorithm, group.interquartile_mean, strict=True))
-        for key, group in results.summaries.groupby(["environment", "variant"], sort=False)
+    final = _by_panel(results, _final_returns)
+    profiles = {panel: ("final return τ", by_label) for panel, by_label in final.items()}
+    profiles |= {
+        ("all environments", variant): ("score τ, 0 to 1", scores) for variant, scores in results.scores.items()
     }
+    return _draw(profiles, lambda ax, profile: plot_performance_profile(ax, profile[1], style, profile[0]), share=None)
+
+
+def _draw_interquartile_means(results: Results) -> Figure | None:
+    estimates: dict[Panel, dict[str, Estimate]] = {}
+    for summary in results.summaries.itertuples():
+        *panel, label = summary.names
+        estimates.setdefault(tuple(panel), {})[label] = summary.interquartile_mean
     return _draw_estimates(estimates, "IQM of final return", style=styles(results.labels))
 
 
 def _draw_differences(results: Results) -> Figure | None:
-    if not len(results.comparisons):
-        return None
     one = len(results.pairs) == 1
     estimates: dict[Panel, dict[str, Estimate]] = {}
     for comparison in results.comparisons.itertuples():
-        by_name = estimates.setdefault((comparison.environment, comparison.variant), {})
         pair = "" if one else f"{comparison.name}: "
-        by_name[f"{pair}mean"] = comparison.mean
-        by_name[f"{pair}{results.cvar_name}"] = comparison.cvar
+        by_name = {f"{pair}mean": comparison.mean, f"{pair}{results.cvar_name}": comparison.cvar}
+        estimates.setdefault(comparison.panel, {}).update(by_name)
     xlabel = f"{' − '.join(results.pairs[0])}, final return" if one else "difference of final returns"
     return _draw_estimates(estimates, xlabel, reference=0.0)
 
 
-def _draw_estimates(estimates: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure:
-    longest = max(len(label) for by_label in estimates.values() for label in by_label)
-    size = (2.8 + 0.07 * longest, 0.9 + 0.3 * max(map(len, estimates.values())))
-
-    def draw(ax: Axes, key: Panel) -> None:
-        plot_estimates(ax, estimates[key], xlabel, **options)
-
-    return _draw(list(estimates), draw, legend=False, size=size, share="x")
-
-
 def _draw_probability_of_improvement(results: Results) -> Figure | None:
-    if not len(results.comparisons):
-        return None
     estimates = {
-        ", ".join(filter(None, [row.environment, row.variant])) + f": {row.name.replace(' − ', ' > ')}": row.improvement
+        f"{', '.join(filter(None, row.panel))}: {row.name.replace(' − ', ' > ')}": row.improvement
         for row in results.comparisons.itertuples()
     }
-    figure = Figure(figsize=(3.4 + 0.07 * max(map(len, estimates)), 0.9 + 0.3 * len(estimates)))
-    ax = plot_estimates(figure.subplots(), estimates, "probability of improvement", reference=0.5)
-    ax.set_xlim(-0.02, 1.02)
-    ax.set_xticks(np.linspace(0, 1, 5))
+    panels = {("", ""): estimates} if estimates else {}
+    figure = _draw_estimates(panels, "probability of improvement", width=3.4, reference=0.5)
+    if figure is not None:
+        figure.axes[0].set(xlim=(-0.02, 1.02), xticks=np.linspace(0, 1, 5))
     return figure
 
 
-def _final_returns(panel: Mapping[str, pd.DataFrame]) -> dict[str, Array]:
-    return {label: runs.final_return.to_numpy() for label, runs in panel.items()}
+def _draw_estimates(
+    panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, width: float = 2.8, **options: Any
+) -> Figure | None:
+    """Estimates that are named beside the axis; ``width`` is that of a panel without the names."""
+    longest = max((len(label) for estimates in panels.values() for label in estimates), default=0)
+    size = (width + 0.07 * longest, 0.9 + 0.3 * max(map(len, panels.values()), default=0))
+
+    def draw(ax: Axes, estimates: Mapping[str, Estimate]) -> None:
+        plot_estimates(ax, estimates, xlabel, **options)
+
+    return _draw(panels, draw, legend=False, size=size, share="x")
+
+
+def _final_returns(runs: pd.DataFrame) -> Array:
+    return runs.final_return.to_numpy()
 
 
 PICTURES: dict[str, Callable[[Results], Figure | None]] = {
-    "learning_curves": _draw_learning_curves,
-    "evaluations": _draw_evaluations,
-    "cvar": _draw_cvar,
+    "learning_curves": lambda results: _draw_runs(results, report.learning_curves, plot_learning_curves),
+    "evaluations": lambda results: _draw_runs(
+        results, report.evaluations, partial(plot_learning_curves, ylabel="deterministic return")
+    ),
+    "cvar": lambda results: _draw_runs(results, _final_returns, plot_cvar),
     "cvar_over_training": _draw_cvar_over_training,
     "differences": _draw_differences,
     "kl_ratio": _draw_kl_ratio,
