@@ -336,8 +336,8 @@ def _draw(
     return figure
 
 
-def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], T]) -> dict[Panel, dict[str, T]]:
-    """What is known of the runs of each label in each panel; neither labels nor panels without values."""
+def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], Any]) -> dict[Panel, dict[str, Any]]:
+    """For each panel and label, the values of its runs; neither labels nor panels without values."""
     panels = {
         panel: {label: values for label, runs in by_label.items() if any(map(np.size, values := values_of(runs)))}
         for panel, by_label in results.panels.items()

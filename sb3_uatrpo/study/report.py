@@ -372,7 +372,7 @@ class Results:
             for first, second in self.pairs:
                 if first in algorithms and second in algorithms:
                     x, y = algorithms[first].final_return, algorithms[second].final_return
-                    row = {"panel": panel, "name": f"{first} − {second}"}
+                    row: dict[str, Any] = {"panel": panel, "name": f"{first} − {second}"}
                     row |= {"first": algorithms[first], "second": algorithms[second]}
                     row["mean"] = statistics.difference_of_means(x, y)
                     row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
