@@ -1,7 +1,7 @@
 """
-Pictures of many runs. Every ``plot_`` function draws on the ``ax`` that it is given and returns it; what it draws comes
-as arrays, one entry for each label, and the labels are there for ``ax.legend()``. ``draw_pictures`` draws those of a
-report, one panel for each environment and variant.
+Pictures of many runs. Every ``plot_`` function takes arrays by label, draws on the given ``ax`` and returns it;
+``ax.legend()`` shows the labels. ``draw_pictures`` draws the pictures of a report, one panel for each environment and
+variant.
 
 Colours and line styles come from ``styles``, so that a label looks the same in all pictures and in black and white.
 """
@@ -28,8 +28,10 @@ from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estima
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
-# Ratios above are drawn in the last bin, and those below 0, where an estimate was negative, in the first
+# Larger KL ratios are drawn in the last bin, and those below 0, where an estimate was negative, in the first
 LARGEST_RATIO = 5.0
+# Large KL ratios, whose shares are shown
+THRESHOLDS = (2.0, 3.0)
 
 T = TypeVar("T")
 Styles = Mapping[str, Mapping[str, Any]]
@@ -38,8 +40,8 @@ Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
-    :param labels: what is compared
-    :return: for each label, a colour that colour-blind readers can tell apart, and a line style
+    :param labels: of the groups to compare
+    :return: for each label, a line style and a colour that colour-blind readers can tell apart
     """
     import seaborn as sns
 
@@ -51,7 +53,7 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plot_learning_curves(
-    ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return", traces: bool = True
+    ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return"
 ) -> Axes:
     """
     Mean over runs with its standard error, and every run as a thin line.
@@ -59,20 +61,19 @@ def plot_learning_curves(
     :param ax: where to draw
     :param curves: for each label the steps (``n_points``) and the returns (``n_runs x n_points``); NaN before a run's
         first episode. The mean begins where all runs have a value.
-    :param style: what ``styles`` returns
-    :param ylabel: what the returns are
-    :param traces: whether to draw single runs
+    :param style: result of ``styles``
+    :param ylabel: name of the returns
     :return: ``ax``
     """
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
         t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
         mean, error = r.mean(0), statistics.standard_error(r)
-        # few points, as of evaluations, are marked: a single one would not be seen otherwise
+        # few points, as of evaluations, are marked: a single one would be invisible otherwise
         marker = "o" if len(t) <= 20 else ""
         band = Estimate(mean, mean - error, mean + error)
         _band(ax, t, band, label, style[label], alpha=0.25, marker=marker, markersize=3)
-        if traces and len(r) > 1:
+        if len(r) > 1:
             # many runs would hide their mean
             alpha = min(0.45, max(0.12, 4 / len(r)))
             ax.plot(t, r.T, color=style[label]["color"], alpha=alpha, linewidth=0.6, zorder=1)
@@ -91,7 +92,7 @@ def plot_cvar(
 
     :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``)
-    :param style: what ``styles`` returns
+    :param style: result of ``styles``
     :param kappas: in (0, 1], ascending
     :param options: of ``statistics.bootstrap``
     :return: ``ax``
@@ -113,7 +114,7 @@ def plot_cvar_over_training(
     :param ax: where to draw
     :param curves: as for ``plot_learning_curves``
     :param kappa: in (0, 1]
-    :param style: what ``styles`` returns
+    :param style: result of ``styles``
     :param options: of ``statistics.bootstrap``
     :return: ``ax``
     """
@@ -125,37 +126,29 @@ def plot_cvar_over_training(
     return _over_training(ax, curves, f"{100 * kappa:g}%-CVaR of training return")
 
 
-def plot_kl_ratio(
-    ax: Axes,
-    ratios: Mapping[str, ArrayLike],
-    style: Styles | None = None,
-    thresholds: Sequence[float] = (2.0, 3.0),
-    bins: int = 50,
-) -> Axes:
+def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | None = None) -> Axes:
     """
     Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. The
-    legend has the shares that are at least each threshold.
+    legend shows the shares of ratios of at least 2 and 3.
 
     :param ax: where to draw
     :param ratios: for each label the ratios of all updates of all runs (``n_updates``)
-    :param style: what ``styles`` returns
-    :param thresholds: where to draw lines
-    :param bins: number of bins between 0 and ``LARGEST_RATIO``
+    :param style: result of ``styles``
     :return: ``ax``
     """
     style = style or styles(list(ratios))
-    edges = np.linspace(0, LARGEST_RATIO, bins + 1)
+    edges = np.linspace(0, LARGEST_RATIO, 51)
     for label, values in ratios.items():
         x = np.asarray(values, dtype=np.float64)
         if not len(x):
             continue
-        shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in thresholds)
+        shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in THRESHOLDS)
         counts, _ = np.histogram(np.clip(x, 0, LARGEST_RATIO), edges)
         color, line = style[label]["color"], style[label]["linestyle"]
         ax.stairs(counts / len(x), edges, fill=True, color=color, alpha=0.25)
         ax.stairs(counts / len(x), edges, color=color, linestyle=line, linewidth=1.4, label=f"{label}: {shares}")
     ax.axvline(1.0, color="0.2", linewidth=0.8, zorder=0)
-    for threshold in thresholds:
+    for threshold in THRESHOLDS:
         ax.axvline(threshold, color="0.5", linewidth=0.8, linestyle=":", zorder=0)
     ax.set(
         xlabel=f"actual / estimated KL of proposed steps (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})",
@@ -171,24 +164,22 @@ def plot_performance_profile(
     returns: Mapping[str, ArrayLike],
     style: Styles | None = None,
     xlabel: str = "final return τ",
-    n_thresholds: int = 101,
     **options: Any,
 ) -> Axes:
     """
-    The share of runs that end above each threshold, with bootstrap bands (rliable).
+    Share of runs that end above each threshold, with bootstrap bands (rliable).
 
     :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``), or comparable scores (``n_runs x n_tasks``)
-    :param style: what ``styles`` returns
-    :param xlabel: what the returns are
-    :param n_thresholds: how many thresholds, from a little below the lowest to a little above the highest return
+    :param style: result of ``styles``
+    :param xlabel: name of the returns
     :param options: of ``statistics.performance_profile``
     :return: ``ax``
     """
     style = style or styles(list(returns))
     every = np.concatenate([np.ravel(values) for values in returns.values()])
     margin = 0.04 * np.ptp(every) or 0.04 * max(1.0, abs(every[0]))
-    thresholds = np.linspace(every.min() - margin, every.max() + margin, n_thresholds)
+    thresholds = np.linspace(every.min() - margin, every.max() + margin, 101)
     for label, values in returns.items():
         profile = statistics.performance_profile(values, thresholds, **options)
         _band(ax, thresholds, profile, label, style[label], drawstyle="steps-post")
@@ -209,9 +200,9 @@ def plot_estimates(
 
     :param ax: where to draw
     :param estimates: for each label a number and its bounds; NaN bounds are not drawn
-    :param xlabel: what the numbers are
-    :param style: what ``styles`` returns; all are drawn alike without it
-    :param reference: where to draw a line, for example 0 for differences
+    :param xlabel: name of the numbers
+    :param style: result of ``styles``; without it, all are drawn alike
+    :param reference: position of a vertical line, for example 0 for differences
     :return: ``ax``
     """
     for row, (label, estimate) in enumerate(estimates.items()):
@@ -247,7 +238,7 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
 # ------------------------------------------------------------------------------------------------ those of a report
 
 FORMATS = ("png", "svg")
-# of matplotlib, for all pictures of a report
+# matplotlib's settings for all pictures of a report
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -258,12 +249,12 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,
     "font.size": 9,
     "grid.alpha": 0.3,
-    # legible where it lies on a line of the grid
+    # keeps legends legible on the lines of a grid
     "legend.edgecolor": "none",
     "legend.framealpha": 0.9,
-    # equal pictures have equal identifiers in them
+    # gives equal pictures equal identifiers
     "svg.hashsalt": "sb3_uatrpo",
-    # a name with a dollar sign is a name
+    # names may contain dollar signs
     "text.parse_math": False,
 }
 
@@ -304,26 +295,24 @@ def _draw(
         return None
     env_ids, variants = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
     in_rows = len(variants) > 1
-    if in_rows:
-        places = [(env_ids.index(env_id), variants.index(variant)) for env_id, variant in panels]
-        n_rows, n_columns = len(env_ids), len(variants)
-    else:
-        # four are two by two
-        n_columns = len(panels) if len(panels) <= 3 else min(3, math.ceil(math.sqrt(len(panels))))
-        n_rows = math.ceil(len(panels) / n_columns)
-        places = [divmod(i, n_columns) for i in range(len(panels))]
+    # four without variants are two by two
+    n_columns = len(variants) if in_rows else 2 if len(panels) == 4 else min(3, len(panels))
+    n_rows = len(env_ids) if in_rows else math.ceil(len(panels) / n_columns)
     # a single narrow panel would leave no room for the legend
     figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
     shared: dict[str, Any] = {f"share{axis}": "row" if in_rows and axis == share else False for axis in "xy"}
     axes = figure.subplots(n_rows, n_columns, squeeze=False, **shared)
-    for (names, content), place in zip(panels.items(), places, strict=True):
+    empty = set(np.ndindex(axes.shape))
+    for i, (names, content) in enumerate(panels.items()):
+        place = (env_ids.index(names[0]), variants.index(names[1])) if in_rows else divmod(i, n_columns)
+        empty.remove(place)
         draw(axes[place], content)
         # a variant with several varied values may be broken between them
         title = re.sub(",(?! )", ", ", ", ".join(filter(None, names)))
         # matplotlib does not wrap titles: one wider than the narrowest panel would be cut off or overlap the next
         axes[place].set_title(textwrap.fill(title, 28))
         axes[place].tick_params(labelleft=True)
-    for place in set(np.ndindex(axes.shape)).difference(places):
+    for place in empty:
         axes[place].set_axis_off()
     if legend:
         entries: dict[str, Any] = {}
@@ -380,9 +369,8 @@ def _draw_performance_profiles(results: Results) -> Figure | None:
 
 def _draw_interquartile_means(results: Results) -> Figure | None:
     estimates: dict[Panel, dict[str, Estimate]] = {}
-    for summary in results.summaries.itertuples():
-        *panel, label = summary.names
-        estimates.setdefault(tuple(panel), {})[label] = summary.interquartile_mean
+    for (env_id, variant, label), estimate in results.interquartile_means.items():
+        estimates.setdefault((env_id, variant), {})[label] = estimate
     return _draw_estimates(estimates, "IQM of final return", style=styles(results.labels))
 
 

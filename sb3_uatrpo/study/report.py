@@ -34,12 +34,12 @@ EVALUATION = {"eval_freq", "n_eval_episodes"}
 N_POINTS = 100
 # Characters of a label that fit into a legend
 LONGEST_LABEL = 60
-PANEL = ["environment", "variant"]
-GROUP = [*PANEL, "algorithm"]
+GROUP = ["environment", "variant", "algorithm"]
 PERCENT = "{:.1%}".format
 
 Pair = tuple[str, str]
 Panel = tuple[str, str]
+Group = tuple[str, str, str]
 
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
@@ -346,23 +346,19 @@ class Results:
     @cached_property
     def panels(self) -> dict[Panel, dict[str, pd.DataFrame]]:
         """:return: for each environment and variant, the runs of each algorithm"""
-        by_panel = self.compared.groupby(PANEL, sort=False)
-        return {panel: dict(list(runs.groupby("algorithm", sort=False))) for panel, runs in by_panel}
+        panels: dict[Panel, dict[str, pd.DataFrame]] = {}
+        for (env_id, variant, label), runs in self.groups.items():
+            panels.setdefault((env_id, variant), {})[label] = runs
+        return panels
 
     @cached_property
-    def summaries(self) -> pd.DataFrame:
-        """:return: a row for each group: statistics of its final returns"""
-        return pd.DataFrame(
-            {
-                "names": names,
-                "runs": runs,
-                "mean": statistics.bootstrap_mean(runs.final_return),
-                "cvar": statistics.bootstrap_cvar(runs.final_return, self.kappa),
-                "n_behind_cvar": statistics.runs_behind_cvar(len(runs), self.kappa),
-                "interquartile_mean": statistics.interquartile_mean(runs.final_return),
-            }
-            for names, runs in self.compared.groupby(GROUP, sort=False)
-        )
+    def groups(self) -> dict[Group, pd.DataFrame]:
+        """:return: for each environment, variant and algorithm, its runs"""
+        return dict(list(self.compared.groupby(GROUP, sort=False)))
+
+    @cached_property
+    def interquartile_means(self) -> dict[Group, Estimate]:
+        return {names: statistics.interquartile_mean(runs.final_return) for names, runs in self.groups.items()}
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
@@ -459,37 +455,39 @@ def _runs(runs: pd.DataFrame, unreadable: Sequence[tuple[Path, str]]) -> Iterato
 def _returns(results: Results) -> Iterator[str]:
     yield "## Returns"
     rows = []
-    for summary in results.summaries.itertuples():
-        returns = summary.runs.final_return
-        _, interval = _estimate(summary.mean)
-        cvar = [*_estimate(summary.cvar), _count(summary.n_behind_cvar, "run")]
-        extremes = [_number(returns.min()), _number(returns.max())]
-        mean = [len(returns), _mean_and_error(returns), interval]
-        rows.append([*summary.names, *mean, *cvar, *extremes, _mean_and_error(_last_evaluation(summary.runs))])
+    # numbers of runs of which the CVaR has just one
+    alone = set()
+    for names, runs in results.groups.items():
+        returns = runs.final_return
+        mean, cvar = statistics.bootstrap_mean(returns), statistics.bootstrap_cvar(returns, results.kappa)
+        n_behind_cvar = statistics.runs_behind_cvar(len(runs), results.kappa)
+        if n_behind_cvar == 1:
+            alone.add(len(runs))
+        row = [*names, len(runs), _mean_and_error(returns), _estimate(mean)[1], *_estimate(cvar)]
+        row += [_count(n_behind_cvar, "run"), _number(returns.min()), _number(returns.max())]
+        rows.append([*row, _mean_and_error(_last_evaluation(runs))])
     yield _table(
         f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
         "rests on | lowest | highest | last evaluation",
         rows,
     )
-    counts = results.summaries.runs.map(len)
-    alone = sorted(set(counts[results.summaries.n_behind_cvar == 1]) - {1})
-    if alone:
+    if several := sorted(alone - {1}):
         yield (
-            f"**The {results.cvar_name} of {' or '.join(map(str, alone))} runs is the worst run alone.** It takes "
+            f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** It takes "
             f"more than {1 / results.kappa:g} runs for it to rest on two."
         )
-    if (counts == 1).any():
+    if 1 in alone:
         yield "One run alone has neither a standard error nor an interval, and its CVaR is its return."
 
 
 def _successes(results: Results) -> Iterator[str]:
     rows = []
-    for summary in results.summaries.itertuples():
-        shares = summary.runs.final_success.dropna()
+    for names, runs in results.groups.items():
+        shares = runs.final_success.dropna()
         if len(shares):
             _, interval = _estimate(statistics.bootstrap_mean(shares), PERCENT)
-            last = _mean_and_error(_last_evaluation(summary.runs, "is_success"), PERCENT)
-            rows.append([*summary.names, len(shares), _mean_and_error(shares, PERCENT), interval, last])
+            last = _mean_and_error(_last_evaluation(runs, "is_success"), PERCENT)
+            rows.append([*names, len(shares), _mean_and_error(shares, PERCENT), interval, last])
     if rows:
         yield "## Success rates"
         yield (
@@ -535,13 +533,13 @@ def _proposed_steps(results: Results) -> Iterator[str]:
     yield "## Proposed steps"
     rows = []
     silent = set(results.labels)
-    for summary in results.summaries.itertuples():
-        ratios, proposed = (update_values(summary.runs, key) for key in ("kl_ratio", "kl_proposed"))
+    for names, runs in results.groups.items():
+        ratios, proposed = (update_values(runs, key) for key in ("kl_ratio", "kl_proposed"))
         if len(ratios):
-            silent.discard(summary.names[-1])
+            silent.discard(names[-1])
             shares = [PERCENT(statistics.share_at_least(ratios, threshold)) for threshold in (2.0, 3.0)]
             mean_kl = _number(proposed.mean(), 4) if len(proposed) else ""
-            rows.append([*summary.names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *shares, mean_kl])
+            rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *shares, mean_kl])
     if rows:
         yield (
             "KL ratio: actual KL divergence of a proposed step, before the line search, over the estimated one; over "
@@ -557,13 +555,9 @@ def _proposed_steps(results: Results) -> Iterator[str]:
 
 def _aggregates(results: Results) -> Iterator[str]:
     yield "## Aggregates (rliable)"
-    yield _table(
-        "environment | variant | algorithm | runs | IQM of final return | interval",
-        [
-            [*summary.names, len(summary.runs), *_estimate(summary.interquartile_mean)]
-            for summary in results.summaries.itertuples()
-        ],
-    )
+    means = results.interquartile_means.items()
+    rows = [[*names, len(results.groups[names]), *_estimate(mean)] for names, mean in means]
+    yield _table("environment | variant | algorithm | runs | IQM of final return | interval", rows)
     if not results.scores:
         if results.compared.environment.nunique() > 1:
             yield "Nothing is averaged over environments: no algorithm has equally many runs in each."
@@ -572,16 +566,16 @@ def _aggregates(results: Results) -> Iterator[str]:
         "Over all environments, with final returns scaled from 0, the lowest of all runs in an environment, to 1, the "
         "highest; for algorithms with equally many runs in every environment:"
     )
-    means, improvements = [], []
+    averaged, improvements = [], []
     for variant, by_label in results.scores.items():
         for label, scores in by_label.items():
             mean = _estimate(statistics.interquartile_mean(scores), "{:.3f}".format)
-            means.append([variant, label, " × ".join(map(str, scores.shape)), *mean])
+            averaged.append([variant, label, " × ".join(map(str, scores.shape)), *mean])
         for x, y in results.pairs:
             if x in by_label and y in by_label:
                 improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
                 improvements.append([variant, f"{x} > {y}", *_estimate(improvement, "{:.2f}".format)])
-    yield _table("variant | algorithm | runs × environments | IQM of score | interval", means)
+    yield _table("variant | algorithm | runs × environments | IQM of score | interval", averaged)
     if improvements:
         yield _table("variant | pair | probability of improvement, all environments | interval", improvements)
 
