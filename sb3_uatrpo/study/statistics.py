@@ -1,9 +1,9 @@
 """
-Statistics over runs: arrays in, numbers out. Nothing here knows records or pictures.
+Statistics over runs: arrays in, numbers out. Nothing here depends on records or pictures.
 
 Returns are undiscounted sums of rewards, in the environment's unit. Intervals are percentile bootstrap intervals over
-runs, from ``scipy.stats.bootstrap`` and rliable. Equal seeds give equal intervals. One run has no interval: its bounds
-are NaN.
+runs, from ``scipy.stats.bootstrap`` and rliable. Equal seeds give equal intervals. A single run has no interval: its
+bounds are NaN.
 """
 
 import math
@@ -26,9 +26,9 @@ FINAL_SHARE = 0.1
 
 class Estimate(NamedTuple):
     """
-    A statistic and its bootstrap interval. All three have the statistic's shape.
+    A statistic and its bootstrap interval. All fields have the statistic's shape.
 
-    :param value: the statistic of the sample itself
+    :param value: the statistic of the sample
     :param low: lower bound, NaN for fewer than two runs
     :param high: upper bound, NaN for fewer than two runs
     """
@@ -55,12 +55,12 @@ class Welch(NamedTuple):
 
 def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, window: float) -> Array:
     """
-    Trailing mean of training returns: at step ``t``, over the episodes that ended in ``(t - window, t]``.
-    Where none did, the last episode before stands in; before the first one, the curve is NaN.
+    Trailing mean of training returns: at step ``t``, over the episodes that ended in ``(t - window, t]``. If none did,
+    it is the return of the last episode before; before the first episode, the curve is NaN.
 
     :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
     :param returns: their returns (``n_episodes``)
-    :param grid: steps at which the curve is wanted (``n_points``)
+    :param grid: steps at which to evaluate the curve (``n_points``)
     :param window: in steps
     :return: the curve (``n_points``)
     :raises ValueError: if ``timesteps`` and ``returns`` differ in length, or ``timesteps`` descend
@@ -78,14 +78,14 @@ def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, wi
 
 def final_return(timesteps: ArrayLike, returns: ArrayLike, n_timesteps: int, share: float = FINAL_SHARE) -> float:
     """
-    Mean return of the training episodes that ended in the last ``share`` of the steps; of the last episode if none did.
-    Episodes that ended later than ``n_timesteps``, in a rollout that was under way, belong to the last share too.
+    Mean return of the training episodes that ended in the last ``share`` of the steps; if none did, the return of the
+    last episode. Episodes that ended after ``n_timesteps``, in the last rollout, belong to the last share too.
 
     :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
     :param returns: their returns (``n_episodes``)
     :param n_timesteps: length of the run in steps
     :param share: in (0, 1]
-    :return: the final return, NaN without any episode
+    :return: the final return, NaN without episodes
     :raises ValueError: if ``timesteps`` and ``returns`` differ in length, ``timesteps`` descend, or ``share`` is out of
         bounds
     """
@@ -104,13 +104,13 @@ def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
 
     .. math:: CVaR_κ = \\frac{1}{κn} \\sum_{i=1}^{n} \\min(\\max(κn - i + 1, 0), 1) \\, x_{(i)}
 
-    with ``x_(1) ≤ … ≤ x_(n)``. The run in which the share ends counts with the part that belongs to it, so that it is
-    exact for every ``kappa``: the mean at 1, and the worst run alone up to ``1/n``.
+    with ``x_(1) ≤ … ≤ x_(n)``. The run in which the share ends counts with the part that belongs to it, so the result
+    is exact for every ``kappa``: the mean at 1, and the worst run alone up to ``1/n``.
 
     :param returns: one per run, runs along ``axis``, any shape
     :param kappa: in (0, 1], a number or any shape
-    :param axis: the axis of ``returns`` along which runs lie
-    :return: shape of ``kappa`` followed by that of ``returns`` without ``axis``; NaN where ``returns`` hold one
+    :param axis: the axis of runs in ``returns``
+    :return: shape of ``kappa`` followed by that of ``returns`` without ``axis``; NaN where ``returns`` contain NaN
     :raises ValueError: if there is no run, or ``kappa`` is out of bounds
     """
     x, share = np.asarray(returns, dtype=np.float64), np.asarray(kappa, dtype=np.float64)
@@ -129,7 +129,7 @@ def runs_behind_cvar(n_runs: int, kappa: float) -> int:
     """
     :param n_runs: number of runs
     :param kappa: in (0, 1]
-    :return: how many of them have a weight in the CVaR
+    :return: number of runs that have a weight in the CVaR
     """
     # 0.2 * 15 is a little more than 3 in floating point
     return max(1, math.ceil(round(kappa * n_runs, 9)))
@@ -138,21 +138,21 @@ def runs_behind_cvar(n_runs: int, kappa: float) -> int:
 def standard_error(values: ArrayLike, axis: int = 0) -> Array:
     """
     :param values: one per run, runs along ``axis``, NaN where a run has none
-    :param axis: the axis along which runs lie
+    :param axis: the axis of runs in ``values``
     :return: standard error of the mean, NaN for fewer than two runs and where a run has no value
     """
     from scipy import stats
 
     x = np.moveaxis(np.asarray(values, dtype=np.float64), axis, 0)
-    # scipy would warn
+    # scipy would warn about a single run
     return np.asarray(stats.sem(x)) if len(x) > 1 else np.full(x.shape[1:], np.nan)
 
 
 def share_at_least(values: ArrayLike, threshold: float) -> float:
     """
-    :param values: for example the KL ratios of all proposed steps, NaN where there is none (any shape)
+    :param values: for example the KL ratios of all proposed steps; NaN where missing (any shape)
     :param threshold: in the unit of ``values``
-    :return: the share of values that are at least ``threshold`` among those that are not NaN, NaN if there are none
+    :return: share of values of at least ``threshold``, without missing values; NaN if all are missing
     """
     x = np.asarray(values, dtype=np.float64)
     x = x[~np.isnan(x)]
@@ -161,7 +161,7 @@ def share_at_least(values: ArrayLike, threshold: float) -> float:
 
 def _complete(returns: Array, axis: int) -> Array:
     """
-    :raises ValueError: if there is no run along the axis, or one without a return
+    :raises ValueError: if there are no runs along the axis, or returns are missing
     """
     if returns.shape[axis] == 0:
         raise ValueError("returns must hold one run at least, but they are empty")
@@ -178,15 +178,15 @@ def bootstrap(
     seed: int = 0,
 ) -> Estimate:
     """
-    A statistic with its percentile interval; runs are drawn with replacement, from each sample on its own.
+    A statistic with its percentile interval; runs are drawn with replacement, independently for each sample.
 
-    :param statistic: of as many arrays as there are samples and ``axis=-1``, the axis along which it reduces them
+    :param statistic: function of one array per sample and of ``axis=-1``, along which it reduces them
     :param samples: one for each algorithm, runs along the last axis
     :param confidence_level: in (0, 1)
     :param n_resamples: number of bootstrap samples
     :param seed: of the bootstrap samples
     :return: the statistic and its bounds
-    :raises ValueError: if a sample holds no run, or NaN
+    :raises ValueError: if a sample has no runs, or contains NaN
     """
     from scipy import stats
 
@@ -201,9 +201,9 @@ def bootstrap(
         axis=-1,
         confidence_level=confidence_level,
         n_resamples=n_resamples,
-        # bounds the memory: the resamples of a batch are held at once
+        # bounds the memory: the resamples of a batch are held at the same time
         batch=500,
-        # the accelerated interval is not defined where leaving out one run changes nothing, as with CVaR of few runs
+        # the accelerated interval is undefined if leaving out one run changes nothing, as for the CVaR of few runs
         method="percentile",
         rng=np.random.default_rng(seed),
     )
@@ -257,18 +257,18 @@ def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options:
 
 def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
     """
-    Welch's t-test, two-sided: are two means equal, where variances may differ?
+    Welch's t-test: two-sided test of equal means with unequal variances.
 
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
-    :return: t and p, NaN if either has one run only or neither varies at all
+    :return: t and p, NaN if one of them has a single run, or if neither varies
     """
     from scipy import stats
 
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if min(len(a), len(b)) < 2 or (np.ptp(a) == 0 and np.ptp(b) == 0):
         return Welch(math.nan, math.nan)
-    # from moments, because the test on samples warns if all runs of one algorithm end alike, as on solved tasks
+    # from moments: the test on samples warns if all returns of one algorithm are equal, as on solved tasks
     moments = (a.mean(), a.std(ddof=1), len(a), b.mean(), b.std(ddof=1), len(b))
     result = stats.ttest_ind_from_stats(*moments, equal_var=False)
     return Welch(float(result.statistic), float(result.pvalue))
@@ -279,7 +279,7 @@ def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
 
 @contextmanager
 def _numpy_seeded(seed: int) -> Iterator[None]:
-    """rliable draws from NumPy's global generator, whatever generator it is given."""
+    """rliable draws from NumPy's global generator, even if it is given another one."""
     state = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -300,7 +300,7 @@ def _rliable(
     n_resamples: int = N_RESAMPLES_RLIABLE,
     seed: int = 0,
 ) -> Estimate:
-    """As ``bootstrap``, of ``n_runs x n_tasks`` and with resamples stratified by task."""
+    """Like ``bootstrap``, for ``n_runs x n_tasks`` and with resamples stratified by task."""
     from rliable import library
 
     samples = [_scores(x) for x in returns]
@@ -317,9 +317,9 @@ def _rliable(
 
 def interquartile_mean(returns: ArrayLike, **options: float) -> Estimate:
     """
-    Mean without the lowest and the highest quarter of the runs, rounded down: with fewer than four, it is the mean.
+    Mean without the lowest and the highest quarter of the runs, rounded down; with fewer than four runs, the mean.
 
-    :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, over all of which it is taken
+    :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, which are pooled
     :param options: those of ``bootstrap``; resamples are stratified by task
     :return: IQM and interval, each of shape (1,)
     """
@@ -344,7 +344,7 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: float) -> 
 
 def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: float) -> Estimate:
     """
-    The share of runs that end above each threshold.
+    Share of runs that end above each threshold.
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores
     :param thresholds: in the unit of ``returns`` (``n_thresholds``)
