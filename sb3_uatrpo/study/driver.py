@@ -206,7 +206,7 @@ class StudyProgress:
         speed = self.bar.tasks[self.task].speed
         self.bar.update(
             self.task,
-            description=f"{counts['done']}/{self.n_runs} done, {len(running)} running {counts['failed']} failed "
+            description=f"{counts['done']}/{self.n_runs} done, {len(running)} running, {counts['failed']} failed, "
             f"{'–' if speed is None else f'{speed:,.0f}'} steps/s",
             completed=steps + sum(running.values()),
             total=steps + sum(spec.n_timesteps for spec in left),

@@ -26,7 +26,7 @@ from sb3_uatrpo.study.statistics import (
     Estimate,
 )
 from sb3_uatrpo.study.study_folder import MARKER, StudyFolder
-from sb3_uatrpo.study.zoo_folder import find_runs, read_zoo_folder
+from sb3_uatrpo.study.zoo_folder import read_zoo_folder
 
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
 EVALUATION = {"eval_freq", "n_eval_episodes"}
@@ -125,11 +125,12 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tupl
         raise StudyError(f"{folder}: no such folder")
     if (folder / MARKER).exists():
         return StudyFolder(folder).read_all()
-    if find_runs(folder):
-        return read_zoo_folder(folder)
-    raise StudyError(
-        f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
-    )
+    records, unreadable = read_zoo_folder(folder)
+    if not records and not unreadable:
+        raise StudyError(
+            f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
+        )
+    return records, unreadable
 
 
 # --------------------------------------------------------------------------------------------------- the table of runs

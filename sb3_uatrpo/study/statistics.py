@@ -9,7 +9,7 @@ bounds are NaN.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -210,36 +210,36 @@ def bootstrap(
     return Estimate(value, *(np.asarray(bound) for bound in result.confidence_interval))
 
 
-def bootstrap_mean(returns: ArrayLike, **options: float) -> Estimate:
+def bootstrap_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
     :param returns: one per run, runs along the last axis
     :param options: those of ``bootstrap``
     :return: mean and interval
     """
-    return bootstrap(np.mean, returns, **options)  # type: ignore[arg-type]
+    return bootstrap(np.mean, returns, **options)
 
 
-def bootstrap_cvar(returns: ArrayLike, kappa: ArrayLike, **options: float) -> Estimate:
+def bootstrap_cvar(returns: ArrayLike, kappa: ArrayLike, **options: Any) -> Estimate:
     """
     :param returns: one per run, runs along the last axis
     :param kappa: in (0, 1], a number or any shape
     :param options: those of ``bootstrap``
     :return: CVaR and interval, of the shape that ``cvar`` returns
     """
-    return bootstrap(lambda x, axis: cvar(x, kappa, axis), returns, **options)  # type: ignore[arg-type]
+    return bootstrap(lambda x, axis: cvar(x, kappa, axis), returns, **options)
 
 
-def difference_of_means(x: ArrayLike, y: ArrayLike, **options: float) -> Estimate:
+def difference_of_means(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
     """
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
     :param options: those of ``bootstrap``
     :return: mean of ``x`` minus mean of ``y``, and interval
     """
-    return bootstrap(lambda x, y, axis: x.mean(axis) - y.mean(axis), x, y, **options)  # type: ignore[arg-type]
+    return bootstrap(lambda x, y, axis: x.mean(axis) - y.mean(axis), x, y, **options)
 
 
-def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options: float) -> Estimate:
+def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options: Any) -> Estimate:
     """
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
@@ -247,12 +247,7 @@ def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options:
     :param options: those of ``bootstrap``
     :return: CVaR of ``x`` minus CVaR of ``y``, and interval, of the shape of ``kappa``
     """
-    return bootstrap(
-        lambda x, y, axis: cvar(x, kappa, axis) - cvar(y, kappa, axis),
-        x,
-        y,
-        **options,  # type: ignore[arg-type]
-    )
+    return bootstrap(lambda x, y, axis: cvar(x, kappa, axis) - cvar(y, kappa, axis), x, y, **options)
 
 
 def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
@@ -315,7 +310,7 @@ def _rliable(
     return Estimate(value, *intervals[""])
 
 
-def interquartile_mean(returns: ArrayLike, **options: float) -> Estimate:
+def interquartile_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
     Mean without the lowest and the highest quarter of the runs, rounded down; with fewer than four runs, the mean.
 
@@ -325,10 +320,10 @@ def interquartile_mean(returns: ArrayLike, **options: float) -> Estimate:
     """
     from rliable import metrics
 
-    return _rliable(lambda x: np.array([metrics.aggregate_iqm(x)]), returns, **options)  # type: ignore[arg-type]
+    return _rliable(lambda x: np.array([metrics.aggregate_iqm(x)]), returns, **options)
 
 
-def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: float) -> Estimate:
+def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
     """
     P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks.
 
@@ -339,10 +334,10 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: float) -> 
     """
     from rliable import metrics
 
-    return _rliable(lambda x, y: np.array([metrics.probability_of_improvement(x, y)]), x, y, **options)  # type: ignore[arg-type]
+    return _rliable(lambda x, y: np.array([metrics.probability_of_improvement(x, y)]), x, y, **options)
 
 
-def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: float) -> Estimate:
+def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: Any) -> Estimate:
     """
     Share of runs that end above each threshold.
 
@@ -353,4 +348,4 @@ def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: fl
     """
     taus = np.asarray(thresholds, dtype=np.float64)
     # rliable's score_distributions in one comparison: its loop over thresholds takes seconds
-    return _rliable(lambda x: np.mean(x[..., None] > taus, axis=(0, 1)), returns, **options)  # type: ignore[arg-type]
+    return _rliable(lambda x: np.mean(x[..., None] > taus, axis=(0, 1)), returns, **options)

@@ -308,7 +308,7 @@ def _end_with_the_driver(folder: Path) -> None:
 
 
 def _let_mujoco_warn_here() -> None:
-    """MuJoCo writes its warnings past Python's standard error, and to a file in the current folder."""
+    """Print MuJoCo's warnings to Python's standard error. By default, it also writes a file in the current folder."""
     with suppress(ImportError):
         import mujoco
 

@@ -17,15 +17,6 @@ from sb3_uatrpo.study.record import Record, RunSpec
 ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent")
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """
-    :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
-    :return: the folders of the runs in it, sorted
-    """
-    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
-    return sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)})
-
-
 def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
     :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
@@ -34,7 +25,8 @@ def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]
     """
     records: dict[RunSpec, tuple[Record, Path]] = {}
     bad = []
-    for run in find_runs(folder):
+    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
+    for run in sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)}):
         try:
             record = _read_run(run)
         # a truncated or foreign file may raise anything; the report names it
