@@ -124,7 +124,7 @@ def run(
     study |= {name: value for name, value in given.items() if value not in (None, (), [], {})}
     for option, name in (("--algo", "algos"), ("--env", "env_ids")):
         if not study.get(name) and not (name == "algos" and study.get("variants")):
-            raise StudyError(f"nothing to run: give {option}, or a file that says it with --study")
+            raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
         study[name] = list(dict.fromkeys(study[name]))
     specs = shard(plan(**study), part)
     target = StudyFolder(folder, create=True)
@@ -170,7 +170,7 @@ def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: flo
 
 
 @cli.command()
-@click.option("--folder", type=FOLDER, required=True, help="The study that takes in the others.")
+@click.option("--folder", type=FOLDER, required=True, help="The study to copy into; created if missing.")
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
 def merge(folder: Path, sources: tuple[Path, ...]) -> None:
     """Copy the records of other studies into one. Runs that are done there are kept."""

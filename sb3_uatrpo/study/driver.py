@@ -1,4 +1,4 @@
-"""From specifications to records in a folder: only missing runs are made, each in a process of its own."""
+"""From specifications to records in a folder: it makes the missing runs, each in a process of its own."""
 
 import json
 import os
@@ -87,7 +87,7 @@ class RunProcess:
             record = read_record(self.path / self.spec.file_name)
         except StudyError:
             code = self.process.returncode
-            reason = f"the process of the run ended with exit code {code}; a negative one is a signal's"
+            reason = f"the run's process ended with exit code {code} (a negative one is the number of a signal)"
             record = failed_record(self.spec, reason, self.started)
         output = (self.path / OUTPUT).read_text(errors="replace")[-OUTPUT_CHARACTERS:]
         if record.traceback and output:
@@ -277,7 +277,7 @@ def run_study(
             with folder.claims() as claims:
                 executor = make_executor(progress.say)
                 if all(spec.eval_freq > spec.n_timesteps for spec in missing):
-                    progress.say("no evaluations: runs have fewer steps than there are between two of them")
+                    progress.say("no evaluations: the runs are shorter than the interval between evaluations")
                 try:
                     _run_all(missing, before, ended, folder, claims, executor, progress)
                 finally:

@@ -80,7 +80,7 @@ def plan(
     conditions = _conditions(vary or {})
     for name in vary or {}:
         if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
-            raise StudyError(f"{name} is both overridden and varied: the variants would not be what they are called")
+            raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
     specs = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
         hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
@@ -324,8 +324,8 @@ def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
             plain[name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise StudyError(
-                f"{name} of {of} must be a finite number or what else JSON can hold, but it is {value!r}; code is "
-                "written as a string, as in RL Zoo's YAML files"
+                f"{name} of {of} must be a finite number or another value that JSON has, but it is {value!r}; code "
+                "is written as a string, as in RL Zoo's YAML files"
             ) from error
     return plain
 
@@ -335,6 +335,6 @@ def _check_names(algo: str, algorithms: Mapping[str, type], hyperparameters: Ite
     for name in hyperparameters:
         if name == NOISE and name not in accepted:
             noisy = [other for other, cls in algorithms.items() if NOISE in inspect.signature(cls).parameters]
-            raise StudyError(f"{algo} has no adversarial_noise (--noise); {' and '.join(sorted(noisy))} have")
+            raise StudyError(f"{algo} has no adversarial_noise (--noise), only {', '.join(sorted(noisy))}")
         if name not in accepted:
             raise StudyError(f"unknown hyperparameter {name!r} of {algo}{_close_to(name, accepted)}")

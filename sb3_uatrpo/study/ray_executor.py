@@ -30,7 +30,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
     """
-    The task of a run: it has a process of its own, as on one machine, which ends with the task's.
+    The task of a run. It starts a process, as on one machine, which ends with the task's.
 
     :param spec: what to run
     :param save_model: whether to keep the trained model

@@ -47,9 +47,9 @@ class StudyFolder:
                 write_atomically(marker, json.dumps({"format": FORMAT}) + "\n")
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StudyError(f"{self.path} is not the folder of a study, for want of a {MARKER}: {error}") from error
+            raise StudyError(f"{self.path} is not the folder of a study (no readable {MARKER}): {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise StudyError(f"{self.path} is a study of another format than {FORMAT}, the one that this version reads")
+            raise StudyError(f"{self.path} is a study of another format; this version reads format {FORMAT}")
         if create:
             self.records_path.mkdir(exist_ok=True)
 

@@ -300,7 +300,7 @@ def main() -> None:
 
 
 def _end_with_the_driver(folder: Path) -> None:
-    """Wait in a thread until nobody is left to take the result or to clean up."""
+    """Wait until the driver is gone, then remove the folder and end the process."""
     # the driver holds the other end of this pipe, and never writes. Python's own stdin would be locked at the exit.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)

@@ -617,7 +617,7 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path, finish):
         assert f"File exists: '{tmp_path / name / name}'" in said
     (tmp_path / "file").touch()
     said = finish(["run", *PLAN, "--folder", str(tmp_path / "file" / "study")], code=2)
-    assert "is not the folder of a study, for want of a study.json: [Errno 20] Not a directory" in said
+    assert "is not the folder of a study (no readable study.json): [Errno 20] Not a directory" in said
     write_record(make_record(), make_folder(tmp_path / "study") / "records")
     said = finish(
         ["report", "--folder", str(tmp_path / "study"), "--output", str(tmp_path / "file" / "report")], code=2
