@@ -1,4 +1,4 @@
-"""From specifications to records in a folder: it makes the missing runs, each in a process of its own."""
+"""From specifications to records in a folder. Only missing runs are made, each in a process of its own."""
 
 import json
 import os
