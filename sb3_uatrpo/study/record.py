@@ -281,15 +281,10 @@ def _record_of(content: Any) -> Record:
     return Record(**{field.name: content[field.name] for field in fields(Record)} | {"spec": spec})
 
 
-def _rounded(values: Any) -> Any:
-    """Floats to six significant digits, and ``None`` for what JSON cannot write: NaN and infinity."""
-    if isinstance(values, dict):
-        return {name: _rounded(value) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [_rounded(value) for value in values]
-    if isinstance(values, float):
-        return round_float(values) if math.isfinite(values) else None
-    return values
+def _rounded(series: Table) -> Table:
+    """Floats to six significant digits, and ``None`` for NaN and infinity, which JSON does not have."""
+    text = json.dumps(series)
+    return json.loads(text, parse_float=lambda digits: round_float(float(digits)), parse_constant=lambda name: None)
 
 
 def _with_nan(values: Any) -> Any:

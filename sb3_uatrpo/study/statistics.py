@@ -283,11 +283,6 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
         np.random.set_state(state)
 
 
-def _scores(returns: ArrayLike) -> Array:
-    x = _complete(np.asarray(returns, dtype=np.float64), axis=0)
-    return x[:, None] if x.ndim == 1 else x
-
-
 def _rliable(
     statistic: Callable[..., Array],
     *returns: ArrayLike,
@@ -298,7 +293,8 @@ def _rliable(
     """Like ``bootstrap``, for ``n_runs x n_tasks`` and with resamples stratified by task."""
     from rliable import library
 
-    samples = [_scores(x) for x in returns]
+    arrays = [_complete(np.asarray(x, dtype=np.float64), axis=0) for x in returns]
+    samples = [x.reshape(len(x), -1) for x in arrays]
     value = statistic(*samples)
     if min(len(sample) for sample in samples) < 2:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
