@@ -1,8 +1,8 @@
 """
 Studies from the command line: ``python -m sb3_uatrpo.study run|merge|report``.
 
-What is wrong with the input, or with a place to write to, is said in one line, and the exit code is 2. That of ``run``
-is 1 if runs failed or have a corrupted record, and 130 if it was interrupted.
+An error in the input, or in writing, is one line, and the exit code is 2. ``run`` exits with 1 if runs failed or have
+corrupted records, and with 130 after an interruption.
 """
 
 import os
@@ -29,11 +29,6 @@ class ManyValues(click.Command):
     """A command whose repeatable options take several values at once: ``--seeds 0 1`` is ``--seeds 0 --seeds 1``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """
-        :param ctx: click's context
-        :param args: words of the command line
-        :return: what click could not place
-        """
         options = [param for param in self.params if isinstance(param, click.Option)]
         repeatable = {name for option in options if option.multiple for name in option.opts}
         expanded: list[str] = []
@@ -52,7 +47,7 @@ class ManyValues(click.Command):
 
 
 def ending_signals() -> list[signal.Signals]:
-    """:return: what ends a study as Ctrl-C does: the end of a job on a cluster, or of a connection without nohup"""
+    """:return: signals that end a study as Ctrl-C does: the end of a cluster job, or of a connection without nohup"""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         return [signal.SIGTERM, signal.SIGHUP]
     return [signal.SIGTERM]
@@ -64,36 +59,36 @@ def cli() -> None:
 
 
 @cli.command(cls=ManyValues)
-@click.option("--folder", type=FOLDER, required=True, help="The study's folder. What it holds is not run again.")
-@click.option("--study", "study_file", type=click.Path(), help="A YAML file that says what is run.")
-@click.option("--algo", "algos", multiple=True, help="Names that RL Zoo knows.")
-@click.option("--env", "env_ids", multiple=True, help="Gymnasium's names, or module:name.")
+@click.option("--folder", type=FOLDER, required=True, help="The study's folder. Runs recorded there are not repeated.")
+@click.option("--study", "study_file", type=click.Path(), help="A YAML file that describes the runs.")
+@click.option("--algo", "algos", multiple=True, help="Algorithms, by RL Zoo's names.")
+@click.option("--env", "env_ids", multiple=True, help="Environments, by Gymnasium's names, or module:name.")
 @click.option("--seeds", multiple=True, help="Seeds and ranges such as 0-49; default 0.")
-@click.option("--n-timesteps", type=click.IntRange(min=1), help="Steps of each run; default: as RL Zoo's file says.")
+@click.option("--n-timesteps", type=click.IntRange(min=1), help="Steps of each run; default: as in RL Zoo's file.")
 @click.option(
     "--noise",
     type=click.FloatRange(min=0),
     multiple=True,
     help="Variants with adversarial gradient noise, in standard errors; 0 is the plain algorithm.",
 )
-@click.option("--vary", multiple=True, help="Variants: name:value for each value of a hyperparameter.")
+@click.option("--vary", multiple=True, help="Variants: name:value for each value to try.")
 @click.option("--params", multiple=True, help="Overridden hyperparameters: name:value, or algo.name:value for one.")
 @click.option("--conf", "conf_files", multiple=True, help="Hyperparameter files: file, or algo:file for one.")
 @click.option("--eval-freq", type=click.IntRange(min=0), help="0 for none; default 25000.")
 @click.option("--eval-episodes", "n_eval_episodes", type=click.IntRange(min=1), help="Default 5.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Most runs at a time; default: one for each core.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Maximum number of concurrent runs; default: one per core.")
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="On Ray: how often a lost run is started again.",
+    help="On Ray: how often to restart a lost run.",
 )
 @click.option("--shard", "part", default="1/1", metavar="I/N", help="Only the i-th of n parts, from 1.")
-@click.option("--save-models", is_flag=True, help="Keep what each run learned, in FOLDER/models, for RL Zoo's enjoy.")
-@click.option("--retry-failed", is_flag=True, help="Run again what has failed.")
-@click.option("--retry-corrupted", is_flag=True, help="Run again what has a record that cannot be read.")
+@click.option("--save-models", is_flag=True, help="Save trained models in FOLDER/models, for RL Zoo's enjoy.")
+@click.option("--retry-failed", is_flag=True, help="Repeat runs that failed.")
+@click.option("--retry-corrupted", is_flag=True, help="Repeat runs whose record cannot be read.")
 def run(
     folder: Path,
     study_file: str | None,
@@ -110,10 +105,10 @@ def run(
     **others: Any,
 ) -> None:
     """
-    Run algorithms × environments × seeds × variants, one process for each.
+    Run algorithms × environments × seeds × variants, each run in its own process.
 
-    Options may be given several values: --seeds 0 1 2. They replace what a file says. The same command goes on where
-    it stopped.
+    Options may have several values: --seeds 0 1 2. They replace those of a study file. To resume a study, repeat the
+    command.
     """
     from sb3_uatrpo.study.driver import ProcessExecutor, run_study
     from sb3_uatrpo.study.plan import NOISE, parse_seeds, plan, read_study_file, shard, split_assignment
@@ -129,7 +124,7 @@ def run(
     study |= {name: value for name, value in given.items() if value not in (None, (), [], {})}
     for option, name in (("--algo", "algos"), ("--env", "env_ids")):
         if not study.get(name) and not (name == "algos" and study.get("variants")):
-            raise StudyError(f"nothing to run: give {option}, or a file that says it with --study")
+            raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
         study[name] = list(dict.fromkeys(study[name]))
     specs = shard(plan(**study), part)
     target = StudyFolder(folder, create=True)
@@ -159,11 +154,11 @@ def run(
 
 
 @cli.command(cls=ManyValues)
-@click.option("--folder", type=FOLDER, required=True, help="A study's folder, or one that RL Zoo wrote itself.")
-@click.option("--output", type=FOLDER, help="Where the report goes; default: FOLDER/report.")
-@click.option("--algo", "algos", multiple=True, help="The two that are compared, the first minus the second.")
+@click.option("--folder", type=FOLDER, required=True, help="A study's folder, or RL Zoo's log folder.")
+@click.option("--output", type=FOLDER, help="Where to write the report; default: FOLDER/report.")
+@click.option("--algo", "algos", multiple=True, help="Two algorithms to compare, the first minus the second.")
 @click.option("--kappa", type=float, default=0.2, show_default=True, help="Share of worst runs in tables, in (0, 1].")
-@click.option("--separate-settings", is_flag=True, help="Tell runs of one algorithm with other settings apart.")
+@click.option("--separate-settings", is_flag=True, help="Separate runs of one algorithm by their settings.")
 def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: float, separate_settings: bool) -> None:
     """Write a Markdown report with its pictures."""
     from sb3_uatrpo.study.report import report as write_report
@@ -175,10 +170,10 @@ def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: flo
 
 
 @cli.command()
-@click.option("--folder", type=FOLDER, required=True, help="The study that takes in the others.")
+@click.option("--folder", type=FOLDER, required=True, help="The study to copy into; created if missing.")
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
 def merge(folder: Path, sources: tuple[Path, ...]) -> None:
-    """Copy the records of other studies into one. A run that is done there already stays as it is."""
+    """Copy the records of other studies into one. Runs that are done there are kept."""
     from sb3_uatrpo.study.study_folder import StudyFolder, merge_studies
 
     n_copied, bad = merge_studies([StudyFolder(source) for source in sources], StudyFolder(folder, create=True))
@@ -190,24 +185,25 @@ def merge(folder: Path, sources: tuple[Path, ...]) -> None:
 
 
 def main() -> None:
-    """Run a command, and say in one line what is wrong with it."""
+    """Run a command, and print its errors in one line."""
     try:
         cli.main(prog_name="python -m sb3_uatrpo.study", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
-        sys.exit(2)
-    # the latter of files and folders that cannot be written
-    except (StudyError, OSError) as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        click.echo(f'Error: {error}; pip install "sb3_uatrpo[study]" brings what a study needs', err=True)
-        sys.exit(2)
     except click.Abort:
         sys.exit(130)
+    except click.ClickException as error:
+        message = " ".join(error.format_message().split())
+    except ModuleNotFoundError as error:
+        message = f'{error}; pip install "sb3_uatrpo[study]" brings what a study needs'
+    # OSError: a file or folder cannot be written
+    except (StudyError, OSError) as error:
+        message = str(error)
+    else:
+        return
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From specifications to records in a folder: only what is missing is run, each run in a process of its own."""
+"""From specifications to records in a folder. Only missing runs are made, each in a process of its own."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,15 +21,15 @@ from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError,
 from sb3_uatrpo.study.study_folder import Claims, Files, StudyFolder
 from sb3_uatrpo.study.worker import MODEL, ONE_THREAD, OUTPUT, STEPS, TASK, failed_record
 
-# Seconds between looks at what the runs have done, and at whether a process has ended
+# Seconds between updates of the display, and between checks whether a process has ended
 POLL, POLL_PROCESSES = 0.5, 0.05
-# How much of a failed run's own output is kept
+# Characters of a failed run's own output that are kept
 OUTPUT_CHARACTERS = 2000
 
 
 class Result(NamedTuple):
     """
-    What comes of a run.
+    The result of a run.
 
     :param record: its record
     :param model: the files of the trained model by relative path, none unless they were asked for
@@ -44,11 +44,11 @@ class Result(NamedTuple):
 
 class RunProcess:
     """
-    A run in a fresh process of one thread, ``python -m sb3_uatrpo.study.worker``, with a temporary folder for all that
-    it writes. It ends when this process does.
+    A run in a fresh process of one thread, ``python -m sb3_uatrpo.study.worker``, with a temporary folder for all its
+    files. It ends when this process does.
 
     :param spec: what to run
-    :param save_model: whether to keep what it learns
+    :param save_model: whether to keep the trained model
     """
 
     def __init__(self, spec: RunSpec, save_model: bool = False) -> None:
@@ -57,13 +57,13 @@ class RunProcess:
         self._folder = TemporaryDirectory(prefix="sb3_uatrpo_study_", ignore_cleanup_errors=True)
         self.path = Path(self._folder.name)
         (self.path / TASK).write_text(json.dumps({"spec": spec.to_json(), "save_model": save_model}))
-        # Modules are found where this process finds them
+        # modules are found where this process finds them
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": self._folder.name}
         with open(self.path / OUTPUT, "wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sb3_uatrpo.study.worker", self._folder.name],
                 env={**os.environ, **ONE_THREAD, **paths},
-                # nothing is written to it: its end tells the run that nobody is left to take the record
+                # never written to: its end of file tells the run that the driver is gone
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,7 +74,7 @@ class RunProcess:
         return self.process.poll() is not None
 
     def steps(self) -> int:
-        """:return: how many steps it has done"""
+        """:return: the number of steps done"""
         try:
             return int((self.path / STEPS).read_text())
         # not there yet, or just being written
@@ -82,12 +82,12 @@ class RunProcess:
             return 0
 
     def result(self) -> Result:
-        """:return: what came of the run, once it has ended; its folder is gone then"""
+        """:return: the result of the run, which has ended; its folder is removed"""
         try:
             record = read_record(self.path / self.spec.file_name)
         except StudyError:
             code = self.process.returncode
-            reason = f"the process of the run ended with exit code {code}; a negative one is a signal's"
+            reason = f"the run's process ended with exit code {code} (a negative one is the number of a signal)"
             record = failed_record(self.spec, reason, self.started)
         output = (self.path / OUTPUT).read_text(errors="replace")[-OUTPUT_CHARACTERS:]
         if record.traceback and output:
@@ -98,7 +98,7 @@ class RunProcess:
         return Result(record, files)
 
     def stop(self) -> None:
-        """End the run if it is under way, and remove its folder."""
+        """End the run if it has not ended, and remove its folder."""
         self.process.kill()
         # closes standard input, and waits
         self.process.communicate()
@@ -107,10 +107,10 @@ class RunProcess:
 
 class Executor(ABC):
     """
-    Computes runs in processes of their own. Every run that was submitted comes back, if not stopped.
+    Executes runs in processes of their own. Every submitted run yields a result, unless it is stopped.
 
-    :param capacity: how many runs it can have under way
-    :param save_models: whether to keep what runs learn
+    :param capacity: most runs submitted at a time
+    :param save_models: whether to keep the trained models
     """
 
     def __init__(self, capacity: int, save_models: bool = False) -> None:
@@ -120,29 +120,29 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, spec: RunSpec) -> None:
         """
-        :param spec: a run to start, when there is room for it
+        :param spec: a run, to be started as soon as there is room for it
         """
 
     @abstractmethod
     def collect(self, timeout: float) -> list[Result]:
         """
-        While runs are under way.
+        Called only while there are submitted runs.
 
-        :param timeout: most seconds to wait for the first
+        :param timeout: most seconds to wait for the first result
         :return: results of the runs that have ended since the last call
         """
 
     @abstractmethod
     def steps(self) -> dict[RunSpec, int]:
-        """:return: the runs under way, and how many steps each has done"""
+        """:return: for each run that has started and not ended, the number of steps done"""
 
     @abstractmethod
     def stop(self) -> None:
-        """End the runs under way, and whatever the executor needed for them; nothing of others."""
+        """End all submitted runs, and release what the executor itself has acquired."""
 
 
 class ProcessExecutor(Executor):
-    """Runs on this machine. One that is killed takes no other with it."""
+    """Runs on this machine. If one is killed, the others go on."""
 
     def __init__(self, capacity: int, save_models: bool = False) -> None:
         super().__init__(capacity, save_models)
@@ -174,69 +174,42 @@ class ProcessExecutor(Executor):
 
 class StudyProgress:
     """
-    How many runs are done, under way and failed, steps per second over all of them, and the time left. Where
-    the output is no terminal, only a line for each run that ends.
+    Shows how many runs are done, running and failed, steps per second over all of them, and the time left. If the
+    output is not a terminal, there is only a line for each run that ends.
 
     :param n_runs: number of runs of the study
-    :param n_steps: steps of those that are still to be run
-    :param n_done: number of runs that are done already
-    :param n_failed: number of runs that failed already and stay so
     """
 
-    def __init__(self, n_runs: int, n_steps: int, n_done: int = 0, n_failed: int = 0) -> None:
-        self.n_steps, self.n_done, self.n_failed = n_steps, n_done, n_failed
-        self.finished_steps = 0
+    def __init__(self, n_runs: int) -> None:
+        self.n_runs = n_runs
         self.console = Console(stderr=True, highlight=False)
-        self.progress = Progress(
+        self.bar = Progress(
             BarColumn(bar_width=24),
-            TextColumn(f"{{task.fields[n_done]}}/{n_runs} done, {{task.fields[n_running]}} running"),
-            TextColumn("{task.fields[n_failed]} failed"),
-            TextColumn("{task.fields[speed]} steps/s"),
+            TextColumn("{task.description}"),
             TimeRemainingColumn(),
             console=self.console,
             refresh_per_second=2,
             disable=not self.console.is_terminal,
         )
-        self.task = self.progress.add_task("", n_done=0, n_failed=0, n_running=0, speed="–")
-        self.update(0, 0)
+        self.task = self.bar.add_task("")
 
-    def ended(self, record: Record) -> None:
+    def update(
+        self, ended: Iterable[Record], steps: int, running: Mapping[RunSpec, int], left: Iterable[RunSpec]
+    ) -> None:
         """
-        :param record: of a run that has just ended
+        :param ended: records of all runs that have ended
+        :param steps: steps of those that were done here
+        :param running: runs under way here, and the number of steps done by each
+        :param left: runs that have not ended
         """
-        if record.status == "done":
-            self.n_done += 1
-            self.finished_steps += record.spec.n_timesteps
-        else:
-            self.n_failed += 1
-            # what is not done any more takes no time either
-            self.n_steps -= record.spec.n_timesteps
-        returns = record.episodes["returns"]
-        result = f"last return {returns[-1]:.4g}" if returns else record.reason or "no episode ended"
-        self.say(f"{record.status:6} {record.spec}: {result} ({record.wall_time:.0f} s)")
-
-    def skipped(self, record: Record) -> None:
-        """
-        :param record: of a run that somebody else has done meanwhile
-        """
-        self.n_done += record.status == "done"
-        self.n_failed += record.status == "failed"
-        self.n_steps -= record.spec.n_timesteps
-
-    def update(self, n_running: int, running_steps: int) -> None:
-        """
-        :param n_running: number of runs under way
-        :param running_steps: steps that they have done
-        """
-        speed = self.progress.tasks[self.task].speed
-        self.progress.update(
+        counts = Counter(record.status for record in ended)
+        speed = self.bar.tasks[self.task].speed
+        self.bar.update(
             self.task,
-            completed=self.finished_steps + running_steps,
-            total=self.n_steps,
-            n_done=self.n_done,
-            n_failed=self.n_failed,
-            n_running=n_running,
-            speed="–" if speed is None else f"{speed:,.0f}",
+            description=f"{counts['done']}/{self.n_runs} done, {len(running)} running, {counts['failed']} failed, "
+            f"{'–' if speed is None else f'{speed:,.0f}'} steps/s",
+            completed=steps + sum(running.values()),
+            total=steps + sum(spec.n_timesteps for spec in left),
         )
 
     def say(self, line: str) -> None:
@@ -252,11 +225,11 @@ class StudyProgress:
 @dataclass(frozen=True)
 class Outcome:
     """
-    What a study's folder holds after ``run_study``.
+    The state of a study after ``run_study``.
 
     :param done: number of runs that are done
     :param failed: records of the runs that failed, without their series
-    :param n_skipped: number of runs whose record is corrupted and was not asked for anew
+    :param n_skipped: number of runs with a corrupted record that were not run again
     """
 
     done: int
@@ -272,70 +245,62 @@ def run_study(
     retry_corrupted: bool = False,
 ) -> Outcome:
     """
-    Run what has no record yet, and write each record as soon as its run has ended. Several may do so on one folder at a
-    time: none repeats what another has under way, and each waits for what the others do.
+    Make all runs that have no record yet, and write each record as soon as its run has ended. Several drivers may share
+    a folder: none repeats a run that another one has under way, and each waits for the others' runs.
 
     :param specs: the runs of the study
     :param folder: where the records are
-    :param make_executor: makes what computes the runs, from a function that says a line to the user
-    :param retry_failed: whether to run again what has failed
-    :param retry_corrupted: whether to run again what has a record that cannot be read
-    :return: what the folder holds of the study afterwards
+    :param make_executor: makes the executor of the runs, given a function that prints a line
+    :param retry_failed: whether to repeat runs that have failed
+    :param retry_corrupted: whether to repeat runs whose record cannot be read
+    :return: the state of the study afterwards
     """
     records, corrupted = folder.read_all(series=False)
     before = {record.spec: record for record in records}
     unreadable = {path.name for path, _ in corrupted}
-    settled, skipped, missing = [], [], []
+    ended, missing, n_skipped = [], [], 0
     for spec in specs:
         record = before.get(spec)
         if record is not None and not (retry_failed and record.status == "failed"):
-            settled.append(record)
+            ended.append(record)
         elif record is None and spec.file_name in unreadable and not retry_corrupted:
-            skipped.append(spec)
+            n_skipped += 1
         else:
             missing.append(spec)
-    progress = StudyProgress(
-        len(specs),
-        n_steps=sum(spec.n_timesteps for spec in missing),
-        n_done=sum(record.status == "done" for record in settled),
-        n_failed=sum(record.status == "failed" for record in settled),
-    )
-    with progress.progress:
+    progress = StudyProgress(len(specs))
+    with progress.bar:
         for path, reason in corrupted:
             progress.say(f"skipped corrupted record {path}: {reason}")
-        if settled:
-            progress.say(f"{len(settled)} of {len(specs)} runs have a record already")
-        new: list[Record] = []
+        if ended:
+            progress.say(f"{len(ended)} of {len(specs)} runs have a record already")
         if missing:
             with folder.claims() as claims:
                 executor = make_executor(progress.say)
                 if all(spec.eval_freq > spec.n_timesteps for spec in missing):
-                    progress.say("no evaluations: runs have fewer steps than there are between two of them")
+                    progress.say("no evaluations: the runs are shorter than the interval between evaluations")
                 try:
-                    new = _run_all(missing, before, folder, claims, executor, progress)
+                    _run_all(missing, before, ended, folder, claims, executor, progress)
                 finally:
                     executor.stop()
-    ended = [*settled, *new]
-    return Outcome(
-        done=sum(record.status == "done" for record in ended),
-        failed=[record for record in ended if record.status == "failed"],
-        n_skipped=len(skipped),
-    )
+    failed = [record for record in ended if record.status == "failed"]
+    return Outcome(len(ended) - len(failed), failed, n_skipped)
 
 
 def _run_all(
     missing: Iterable[RunSpec],
-    before: dict[RunSpec, Record],
+    before: Mapping[RunSpec, Record],
+    ended: list[Record],
     folder: StudyFolder,
     claims: Claims,
     executor: Executor,
     progress: StudyProgress,
-) -> list[Record]:
-    ended: list[Record] = []
+) -> None:
+    """Add to ``ended`` the records of the missing runs, of which ``before`` has those that failed earlier."""
     waiting = deque(missing)
+    steps = 0
     announced = False
     while waiting or claims.held:
-        # those that somebody else has under way go to the end of the queue
+        # runs that another driver has under way go to the end of the queue
         for _ in range(len(waiting)):
             if len(claims.held) >= executor.capacity:
                 break
@@ -346,22 +311,26 @@ def _run_all(
             current = folder.read(spec)
             if current is None or current.without_series() == before.get(spec):
                 executor.submit(spec)
-                continue
-            claims.release(spec)
-            progress.skipped(current)
-            ended.append(current.without_series())
+            else:
+                claims.release(spec)
+                ended.append(current.without_series())
         if claims.held:
             for record, model in executor.collect(POLL):
                 folder.write_model(record.spec, model)
                 folder.write(record)
                 claims.release(record.spec)
-                progress.ended(record)
                 ended.append(record.without_series())
+                steps += record.spec.n_timesteps if record.status == "done" else 0
+                progress.say(_last_line(record))
         elif waiting:
             if not announced:
                 progress.say(f"waiting for {len(waiting)} runs that another driver has under way")
                 announced = True
             time.sleep(POLL)
-        steps = executor.steps()
-        progress.update(len(steps), sum(steps.values()))
-    return ended
+        progress.update(ended, steps, executor.steps(), [*waiting, *claims.held])
+
+
+def _last_line(record: Record) -> str:
+    returns = record.episodes["returns"]
+    result = f"last return {returns[-1]:.4g}" if returns else record.reason or "no episode ended"
+    return f"{record.status:6} {record.spec}: {result} ({record.wall_time:.0f} s)"

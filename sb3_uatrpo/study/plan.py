@@ -1,4 +1,4 @@
-"""From what was asked for to the specifications of all runs; RL Zoo reads the hyperparameters."""
+"""From the user's request to the specifications of all runs. RL Zoo reads the hyperparameters."""
 
 import argparse
 import ast
@@ -18,7 +18,7 @@ from typing import Any
 
 from sb3_uatrpo.study.record import RunSpec, StudyError
 
-# What RL Zoo's files may say besides arguments of the constructor
+# What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
     "callback",
     "env_kwargs",
@@ -32,11 +32,9 @@ ZOO_HYPERPARAMETERS = {
     "policy",
     "vec_env_wrapper",
 }
-# Arguments of the constructor that the run itself fills in
+# Arguments of the constructor that the run sets itself
 NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 NOISE = "adversarial_noise"
-# How a varied hyperparameter is called in labels, where not by its own name
-SHORT_NAMES = {NOISE: "noise"}
 
 
 def plan(
@@ -52,23 +50,21 @@ def plan(
     variants: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> list[RunSpec]:
     """
-    All runs of a study: algorithms and named variants of them × environments × seeds × varied hyperparameters.
+    All runs of a study: algorithms and their named variants × environments × seeds × varied hyperparameters.
 
     :param algos: names that RL Zoo knows
-    :param env_ids: Gymnasium's names; ``module:name`` imports the module that registers it first
-    :param seeds: one run of everything else for each
-    :param n_timesteps: steps of each run, ``None`` for what the hyperparameter file says
+    :param env_ids: Gymnasium's names; ``module:name`` first imports the module that registers it
+    :param seeds: each is combined with everything else
+    :param n_timesteps: steps of each run, ``None`` for the number in the hyperparameter file
     :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
-    :param vary: hyperparameters to try several values of, by name. The value 0 of ``adversarial_noise`` is the plain
+    :param vary: values to try, by name of the hyperparameter. The value 0 of ``adversarial_noise`` means the plain
         algorithm.
     :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
     :param eval_freq: steps between deterministic evaluations, 0 for none
-    :param n_eval_episodes: episodes of each
-    :param variants: by the name that a report has for them, the hyperparameters in which they differ from the
-        algorithms, by algorithm
-    :return: one specification for each run, seed after seed, so that a study that was cut short is balanced
-    :raises StudyError: for an algorithm, environment, hyperparameter or file that there is not, and for a value that
-        cannot be
+    :param n_eval_episodes: episodes of each evaluation
+    :param variants: by name, as reports show it, and by algorithm: the hyperparameters that differ from the algorithm's
+    :return: the specification of each run, seed after seed, so that a study that was cut short is balanced
+    :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, or a value is invalid
     """
     for seed in seeds:
         if not 0 <= seed < 2**32:
@@ -84,33 +80,33 @@ def plan(
     conditions = _conditions(vary or {})
     for name in vary or {}:
         if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
-            raise StudyError(f"{name} is both overridden and varied: the variants would not be what they are called")
+            raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
     specs = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
-        hyperparameters = read_hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
+        hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
         configured = hyperparameters.pop("n_timesteps", None)
         steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
         for condition, values in conditions:
             varied = hyperparameters | values
-            # whatever a file says, no noise is the plain algorithm
+            # without noise, it is the plain algorithm, even if a file sets some
             if values.get(NOISE) == 0:
                 del varied[NOISE]
             _check_names(algo, algorithms, varied)
             plain = _plain(varied, f"{algo} on {env_id}")
             variant = ",".join(filter(None, [name, condition]))
             specs += [RunSpec(algo, env_id, seed, steps, variant, plain, eval_freq, n_eval_episodes) for seed in seeds]
-    # the same seed of everything first, and nothing twice
+    # sorted by seed, without duplicates
     return sorted(dict.fromkeys(specs), key=lambda spec: list(seeds).index(spec.seed))
 
 
-# What a study's file may say: arguments of ``plan``, and the noise that --noise has
+# What a study's file may contain: arguments of ``plan``, and the values of --noise
 STUDY_FILE = {
     "type": "object",
     "properties": {
         "algorithms": {"type": "array", "items": {"type": "string"}},
         "environments": {"type": "array", "items": {"type": "string"}, "minItems": 1},
         "seeds": {"type": ["integer", "string", "array"]},
-        # 1e6 is a text in YAML
+        # YAML reads 1e6 as a string
         "n_timesteps": {"type": ["number", "string"]},
         "noise": {"type": "array", "items": {"type": "number", "minimum": 0}},
         "eval_freq": {"type": "integer", "minimum": 0},
@@ -129,7 +125,7 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     :param path: a YAML file with ``algorithms``, ``environments``, ``seeds``, ``n_timesteps``, ``noise``,
         ``eval_freq``, ``n_eval_episodes`` and ``variants``, all optional
     :return: arguments of ``plan`` by name
-    :raises StudyError: naming the file, if it cannot be read or says something else
+    :raises StudyError: naming the file, if it cannot be read or has other content
     """
     import yaml
     from jsonschema import Draft202012Validator
@@ -153,7 +149,7 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
     """
     :param texts: seeds, and ranges such as ``0-49``
     :return: all seeds, each once
-    :raises StudyError: if one is none
+    :raises StudyError: if one is invalid
     """
     seeds: list[int] = []
     for text in texts:
@@ -167,9 +163,9 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
 
 def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
     """
-    :param specs: all runs, in an order that every part of the study knows
-    :param part: ``i/n``, the number of the part, from 1, and the number of parts
-    :return: its runs; the parts are disjoint and together are everything
+    :param specs: all runs, in the same order for all parts
+    :param part: ``i/n``: the number of the part, from 1, and the number of parts
+    :return: its runs; the parts are disjoint, and together they are all runs
     :raises StudyError: if there is no such part
     """
     match = re.fullmatch(r"(\d+)/(\d+)", part)
@@ -189,26 +185,15 @@ def register_environment(env_id: str) -> str:
     return name
 
 
-def read_hyperparameters(
-    algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, config: str | None = None
-) -> dict[str, Any]:
-    """
-    The entry of a hyperparameter file, as ``python -m rl_zoo3.train`` would find it.
-
-    :param algo: name that RL Zoo knows
-    :param env_id: Gymnasium's name of an environment, or ``module:name``
-    :param overrides: hyperparameters that replace those of the file
-    :param config: file instead of the algorithm's own
-    :return: hyperparameters by name
-    :raises StudyError: if the environment or the file is unknown, or the file has no entry for it
-    """
+def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], config: str | None) -> dict[str, Any]:
+    """The entry of a hyperparameter file, as ``python -m rl_zoo3.train`` would find it."""
     import gymnasium as gym
     import yaml
     from rl_zoo3.exp_manager import ExperimentManager
 
     try:
         name = register_environment(env_id)
-    # whatever a module does when it is imported, ending the process included
+    # importing a module may raise anything, or end the process
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise StudyError(f"environment {env_id!r}: {reason}") from error
@@ -217,7 +202,7 @@ def read_hyperparameters(
     try:
         with redirect_stdout(io.StringIO()):
             manager = ExperimentManager(
-                argparse.Namespace(), algo, name, os.devnull, hyperparams=dict(overrides or {}), config=config
+                argparse.Namespace(), algo, name, os.devnull, hyperparams=dict(overrides), config=config
             )
             _, hyperparameters = manager.read_hyperparameters()
     except (OSError, ImportError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
@@ -228,8 +213,8 @@ def read_hyperparameters(
 
 def parse_value(text: str) -> Any:
     """
-    :param text: a number, list or the like as Python writes it, or anything else
-    :return: what it means; other text stays as it is, and RL Zoo evaluates it where its files may hold code
+    :param text: a Python literal, such as a number or a list, or anything else
+    :return: its value; other text is returned unchanged, and RL Zoo evaluates it where its files may contain code
     """
     try:
         return ast.literal_eval(text.strip())
@@ -240,8 +225,8 @@ def parse_value(text: str) -> Any:
 def split_assignment(text: str) -> tuple[str, Any]:
     """
     :param text: ``name:value``
-    :return: the name, and what the value means
-    :raises StudyError: if there is no name or no value
+    :return: the name and the value
+    :raises StudyError: if one of them is missing
     """
     name, _, value = text.partition(":")
     if not name or not value:
@@ -267,24 +252,21 @@ def _close_to(name: str, known: Iterable[str]) -> str:
 
 
 def _overrides(params: Sequence[str], algos: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What is overridden, by algorithm; what is said of one algorithm beats what is said of all."""
-    common: dict[str, Any] = {}
-    by_algo: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
-    for name, value in map(split_assignment, params):
+    overrides: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
+    # those of one algorithm come last and replace those of all
+    for name, value in sorted(map(split_assignment, params), key=lambda assignment: "." in assignment[0]):
         algo, dot, rest = name.partition(".")
-        if dot and algo not in by_algo:
+        if dot and algo not in algos:
             raise StudyError(f"a hyperparameter of {algo!r}, which is not in the study: {name}")
-        if dot:
-            by_algo[algo][rest] = value
-        else:
-            common[name] = value
-    return {algo: common | by_algo[algo] for algo in algos}
+        for target in [algo] if dot else algos:
+            overrides[target][rest if dot else name] = value
+    return overrides
 
 
 def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[str]) -> dict[str, str | None]:
-    """The hyperparameter file of each algorithm, ``None`` for its own."""
+    """The hyperparameter file of each algorithm, ``None`` for the default."""
     configs: dict[str, str | None] = dict.fromkeys(algos)
-    # files for all first, so that those for one replace them
+    # those of one algorithm come last and replace those of all
     split = [(text.partition(":"), text) for text in conf_files]
     for (algo, colon, file), text in sorted(split, key=lambda item: item[0][0] in configs):
         if colon and algo in known and algo not in configs:
@@ -297,7 +279,7 @@ def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[st
 def _named_variants(
     algos: Sequence[str], variants: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """The algorithms as they are, and their variants: algorithm, name of the variant, hyperparameters."""
+    """The plain algorithms and their variants: algorithm, name of the variant, hyperparameters."""
     for name in variants:
         if not re.fullmatch(r"(?=.*\S)[^=,]+", str(name)):
             raise StudyError(f"the name of a variant has no '=' and no ',', but it is {name!r}")
@@ -308,26 +290,21 @@ def _named_variants(
 
 
 def _conditions(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Every combination of the values, with what it is called."""
-    axes = []
-    for name, values in vary.items():
-        short = SHORT_NAMES.get(name, name)
-        axis: list[tuple[str, dict[str, Any]]] = []
-        for value in values:
-            shown = f"{value:g}" if isinstance(value, float) else value
-            axis.append(("" if name == NOISE and value == 0 else f"{short}={shown}", {name: value}))
-        axes.append(axis)
-    return [
-        (
-            ",".join(label for label, _ in combination if label),
-            {k: v for _, part in combination for k, v in part.items()},
-        )
-        for combination in itertools.product(*axes)
-    ]
+    """Every combination of the values, with its name."""
+    conditions = []
+    for values in itertools.product(*vary.values()):
+        condition = dict(zip(vary, values, strict=True))
+        named = [
+            f"{'noise' if name == NOISE else name}={f'{value:g}' if isinstance(value, float) else value}"
+            for name, value in condition.items()
+            if name != NOISE or value != 0
+        ]
+        conditions.append((",".join(named), condition))
+    return conditions
 
 
 def _whole(steps: Any, of: str) -> int:
-    """The number of steps, which may be written as 1e6."""
+    """The number of steps; 1e6 is a float."""
     if steps is None:
         raise StudyError(f"the hyperparameters of {of} have no n_timesteps: give it")
     try:
@@ -340,27 +317,24 @@ def _whole(steps: Any, of: str) -> int:
 
 
 def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
-    """The hyperparameters as they come back from a record: a tuple is a list there."""
+    """The hyperparameters as a record returns them, for example lists for tuples."""
     plain = {}
     for name, value in hyperparameters.items():
         try:
             plain[name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise StudyError(
-                f"{name} of {of} must be a finite number or what else JSON can hold, but it is {value!r}; code is "
-                "written as a string, as in RL Zoo's YAML files"
+                f"{name} of {of} must be a finite number or another value that JSON has, but it is {value!r}; code "
+                "is written as a string, as in RL Zoo's YAML files"
             ) from error
     return plain
 
 
 def _check_names(algo: str, algorithms: Mapping[str, type], hyperparameters: Iterable[str]) -> None:
-    """
-    :raises StudyError: if a hyperparameter is none of the algorithm's
-    """
     accepted = (set(inspect.signature(algorithms[algo]).parameters) | ZOO_HYPERPARAMETERS) - NOT_HYPERPARAMETERS
     for name in hyperparameters:
         if name == NOISE and name not in accepted:
             noisy = [other for other, cls in algorithms.items() if NOISE in inspect.signature(cls).parameters]
-            raise StudyError(f"{algo} has no adversarial_noise (--noise); {' and '.join(sorted(noisy))} have")
+            raise StudyError(f"{algo} has no adversarial_noise (--noise), only {', '.join(sorted(noisy))}")
         if name not in accepted:
             raise StudyError(f"unknown hyperparameter {name!r} of {algo}{_close_to(name, accepted)}")

@@ -1,7 +1,7 @@
 """
-Pictures of many runs. Every ``plot_`` function draws on the ``ax`` that it is given and returns it; what it draws comes
-as arrays, one entry for each label, and the labels are there for ``ax.legend()``. ``draw_pictures`` draws those of a
-report, one panel for each environment and variant.
+Pictures of many runs. Every ``plot_`` function takes arrays by label, draws on the given ``ax`` and returns it;
+``ax.legend()`` shows the labels. ``draw_pictures`` draws the pictures of a report, one panel for each environment and
+variant.
 
 Colours and line styles come from ``styles``, so that a label looks the same in all pictures and in black and white.
 """
@@ -10,8 +10,9 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -27,17 +28,20 @@ from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estima
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
-# Ratios above are drawn in the last bin, and those below 0, where an estimate was negative, in the first
+# Larger KL ratios are drawn in the last bin, and those below 0, where an estimate was negative, in the first
 LARGEST_RATIO = 5.0
+# Large KL ratios, whose shares are shown
+THRESHOLDS = (2.0, 3.0)
 
+T = TypeVar("T")
 Styles = Mapping[str, Mapping[str, Any]]
 Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
-    :param labels: what is compared
-    :return: for each label, a colour that colour-blind readers can tell apart, and a line style
+    :param labels: of the groups to compare
+    :return: for each label, a line style and a colour that colour-blind readers can tell apart
     """
     import seaborn as sns
 
@@ -49,7 +53,7 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plot_learning_curves(
-    ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return", traces: bool = True
+    ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return"
 ) -> Axes:
     """
     Mean over runs with its standard error, and every run as a thin line.
@@ -57,20 +61,19 @@ def plot_learning_curves(
     :param ax: where to draw
     :param curves: for each label the steps (``n_points``) and the returns (``n_runs x n_points``); NaN before a run's
         first episode. The mean begins where all runs have a value.
-    :param style: what ``styles`` returns
-    :param ylabel: what the returns are
-    :param traces: whether to draw single runs
+    :param style: result of ``styles``
+    :param ylabel: name of the returns
     :return: ``ax``
     """
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
         t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
         mean, error = r.mean(0), statistics.standard_error(r)
-        # few points, as of evaluations, are marked: a single one would not be seen otherwise
+        # few points, as of evaluations, are marked: a single one would be invisible otherwise
         marker = "o" if len(t) <= 20 else ""
-        ax.plot(t, mean, label=label, linewidth=1.8, marker=marker, markersize=3, zorder=3, **style[label])
-        ax.fill_between(t, mean - error, mean + error, color=style[label]["color"], alpha=0.25, linewidth=0, zorder=2)
-        if traces and len(r) > 1:
+        band = Estimate(mean, mean - error, mean + error)
+        _band(ax, t, band, label, style[label], alpha=0.25, marker=marker, markersize=3)
+        if len(r) > 1:
             # many runs would hide their mean
             alpha = min(0.45, max(0.12, 4 / len(r)))
             ax.plot(t, r.T, color=style[label]["color"], alpha=alpha, linewidth=0.6, zorder=1)
@@ -89,7 +92,7 @@ def plot_cvar(
 
     :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``)
-    :param style: what ``styles`` returns
+    :param style: result of ``styles``
     :param kappas: in (0, 1], ascending
     :param options: of ``statistics.bootstrap``
     :return: ``ax``
@@ -111,7 +114,7 @@ def plot_cvar_over_training(
     :param ax: where to draw
     :param curves: as for ``plot_learning_curves``
     :param kappa: in (0, 1]
-    :param style: what ``styles`` returns
+    :param style: result of ``styles``
     :param options: of ``statistics.bootstrap``
     :return: ``ax``
     """
@@ -123,37 +126,29 @@ def plot_cvar_over_training(
     return _over_training(ax, curves, f"{100 * kappa:g}%-CVaR of training return")
 
 
-def plot_kl_ratio(
-    ax: Axes,
-    ratios: Mapping[str, ArrayLike],
-    style: Styles | None = None,
-    thresholds: Sequence[float] = (2.0, 3.0),
-    bins: int = 50,
-) -> Axes:
+def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | None = None) -> Axes:
     """
     Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. The
-    legend has the shares that are at least each threshold.
+    legend shows the shares of ratios of at least 2 and 3.
 
     :param ax: where to draw
     :param ratios: for each label the ratios of all updates of all runs (``n_updates``)
-    :param style: what ``styles`` returns
-    :param thresholds: where to draw lines
-    :param bins: number of bins between 0 and ``LARGEST_RATIO``
+    :param style: result of ``styles``
     :return: ``ax``
     """
     style = style or styles(list(ratios))
-    edges = np.linspace(0, LARGEST_RATIO, bins + 1)
+    edges = np.linspace(0, LARGEST_RATIO, 51)
     for label, values in ratios.items():
         x = np.asarray(values, dtype=np.float64)
         if not len(x):
             continue
-        shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in thresholds)
+        shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in THRESHOLDS)
         counts, _ = np.histogram(np.clip(x, 0, LARGEST_RATIO), edges)
         color, line = style[label]["color"], style[label]["linestyle"]
         ax.stairs(counts / len(x), edges, fill=True, color=color, alpha=0.25)
         ax.stairs(counts / len(x), edges, color=color, linestyle=line, linewidth=1.4, label=f"{label}: {shares}")
     ax.axvline(1.0, color="0.2", linewidth=0.8, zorder=0)
-    for threshold in thresholds:
+    for threshold in THRESHOLDS:
         ax.axvline(threshold, color="0.5", linewidth=0.8, linestyle=":", zorder=0)
     ax.set(
         xlabel=f"actual / estimated KL of proposed steps (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})",
@@ -169,27 +164,25 @@ def plot_performance_profile(
     returns: Mapping[str, ArrayLike],
     style: Styles | None = None,
     xlabel: str = "final return τ",
-    n_thresholds: int = 101,
     **options: Any,
 ) -> Axes:
     """
-    The share of runs that end above each threshold, with bootstrap bands (rliable).
+    Share of runs that end above each threshold, with bootstrap bands (rliable).
 
     :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``), or comparable scores (``n_runs x n_tasks``)
-    :param style: what ``styles`` returns
-    :param xlabel: what the returns are
-    :param n_thresholds: how many thresholds, from a little below the lowest to a little above the highest return
+    :param style: result of ``styles``
+    :param xlabel: name of the returns
     :param options: of ``statistics.performance_profile``
     :return: ``ax``
     """
     style = style or styles(list(returns))
     every = np.concatenate([np.ravel(values) for values in returns.values()])
     margin = 0.04 * np.ptp(every) or 0.04 * max(1.0, abs(every[0]))
-    thresholds = np.linspace(every.min() - margin, every.max() + margin, n_thresholds)
+    thresholds = np.linspace(every.min() - margin, every.max() + margin, 101)
     for label, values in returns.items():
         profile = statistics.performance_profile(values, thresholds, **options)
-        _band(ax, thresholds, profile, label, style[label], steps=True)
+        _band(ax, thresholds, profile, label, style[label], drawstyle="steps-post")
     ax.set(xlabel=xlabel, ylabel="share of runs above τ", xlim=(thresholds[0], thresholds[-1]), ylim=(-0.02, 1.02))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return ax
@@ -207,9 +200,9 @@ def plot_estimates(
 
     :param ax: where to draw
     :param estimates: for each label a number and its bounds; NaN bounds are not drawn
-    :param xlabel: what the numbers are
-    :param style: what ``styles`` returns; all are drawn alike without it
-    :param reference: where to draw a line, for example 0 for differences
+    :param xlabel: name of the numbers
+    :param style: result of ``styles``; without it, all are drawn alike
+    :param reference: position of a vertical line, for example 0 for differences
     :return: ``ax``
     """
     for row, (label, estimate) in enumerate(estimates.items()):
@@ -226,11 +219,12 @@ def plot_estimates(
     return ax
 
 
-def _band(ax: Axes, x: Array, estimate: Estimate, label: str, style: Mapping[str, Any], steps: bool = False) -> None:
-    drawstyle, step = ("steps-post", "post") if steps else ("default", None)
-    ax.plot(x, estimate.value, label=label, linewidth=1.8, zorder=3, drawstyle=drawstyle, **style)
-    low, high = estimate.low, estimate.high
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0, zorder=2, step=step)  # type: ignore[arg-type]
+def _band(
+    ax: Axes, x: Array, band: Estimate, label: str, style: Mapping[str, Any], alpha: float = 0.2, **line: Any
+) -> None:
+    ax.plot(x, band.value, label=label, linewidth=1.8, zorder=3, **style, **line)
+    step: Any = "post" if "drawstyle" in line else None
+    ax.fill_between(x, band.low, band.high, color=style["color"], alpha=alpha, linewidth=0, zorder=2, step=step)
 
 
 def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
@@ -244,7 +238,7 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
 # ------------------------------------------------------------------------------------------------ those of a report
 
 FORMATS = ("png", "svg")
-# of matplotlib, for all pictures of a report
+# matplotlib's settings for all pictures of a report
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -255,12 +249,12 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,
     "font.size": 9,
     "grid.alpha": 0.3,
-    # legible where it lies on a line of the grid
+    # keeps legends legible on the lines of a grid
     "legend.edgecolor": "none",
     "legend.framealpha": 0.9,
-    # equal pictures have equal identifiers in them
+    # gives equal pictures equal identifiers
     "svg.hashsalt": "sb3_uatrpo",
-    # a name with a dollar sign is a name
+    # names may contain dollar signs
     "text.parse_math": False,
 }
 
@@ -269,7 +263,7 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
     """
     :param results: what to show
     :param output: folder to write to
-    :return: names of the pictures that there was something to draw for; each is there in every one of ``FORMATS``
+    :return: names of the pictures that had data to show; each is written in every one of ``FORMATS``
     """
     drawn = set()
     with matplotlib.rc_context(STYLE):
@@ -277,7 +271,7 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
             figure = draw(results)
             for extension in FORMATS:
                 path = output / f"{name}.{extension}"
-                # an earlier report's picture does not outlive its reason
+                # an earlier report's picture must not stay
                 path.unlink(missing_ok=True)
                 if figure is not None:
                     # without its date, an unchanged picture is an unchanged file
@@ -287,173 +281,145 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
 
 
 def _draw(
-    keys: Sequence[Panel],
-    draw: Callable[[Axes, Panel], Any],
+    panels: Mapping[Panel, T],
+    draw: Callable[[Axes, T], Any],
     legend: bool = True,
     size: tuple[float, float] = (3.6, 2.7),
     share: str | None = "y",
-) -> Figure:
+) -> Figure | None:
     """
-    One panel for each environment and variant. If there are variants, each environment has a row, within which the axis
-    ``share``, if any, is shared.
+    One panel for each environment and variant, none without any. If there are variants, each environment has a row,
+    within which the axis ``share``, if any, is shared.
     """
-    env_ids = list(dict.fromkeys(env_id for env_id, _ in keys))
-    variants = list(dict.fromkeys(variant for _, variant in keys))
+    if not panels:
+        return None
+    env_ids, variants = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
     in_rows = len(variants) > 1
-    if in_rows:
-        places = {(e, v): (env_ids.index(e), variants.index(v)) for e, v in keys}
-        n_rows, n_columns = len(env_ids), len(variants)
-    else:
-        # four are two by two
-        n_columns = len(keys) if len(keys) <= 3 else min(3, math.ceil(math.sqrt(len(keys))))
-        n_rows = math.ceil(len(keys) / n_columns)
-        places = {key: divmod(i, n_columns) for i, key in enumerate(keys)}
+    # four without variants are two by two
+    n_columns = len(variants) if in_rows else 2 if len(panels) == 4 else min(3, len(panels))
+    n_rows = len(env_ids) if in_rows else math.ceil(len(panels) / n_columns)
     # a single narrow panel would leave no room for the legend
     figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
-    shared: dict[str, Any] = {axis: "row" if in_rows and axis == share else False for axis in "xy"}
-    axes = figure.subplots(n_rows, n_columns, squeeze=False, sharex=shared["x"], sharey=shared["y"])
-    for key, place in places.items():
-        ax = axes[place]
-        draw(ax, key)
-        # a variant of several settings may be broken between them
-        title = re.sub(",(?! )", ", ", ", ".join(part for part in key if part))
-        # a title is not laid out: what is wider than the narrowest panel would be cut off or written over
-        ax.set_title(textwrap.fill(title, 28))
-        ax.tick_params(labelleft=True)
-    for place in np.ndindex(axes.shape):
-        if place not in places.values():
-            axes[place].set_axis_off()
+    shared: dict[str, Any] = {f"share{axis}": "row" if in_rows and axis == share else False for axis in "xy"}
+    axes = figure.subplots(n_rows, n_columns, squeeze=False, **shared)
+    empty = set(np.ndindex(axes.shape))
+    for i, (names, content) in enumerate(panels.items()):
+        place = (env_ids.index(names[0]), variants.index(names[1])) if in_rows else divmod(i, n_columns)
+        empty.remove(place)
+        draw(axes[place], content)
+        # a variant with several varied values may be broken between them
+        title = re.sub(",(?! )", ", ", ", ".join(filter(None, names)))
+        # matplotlib does not wrap titles: one wider than the narrowest panel would be cut off or overlap the next
+        axes[place].set_title(textwrap.fill(title, 28))
+        axes[place].tick_params(labelleft=True)
+    for place in empty:
+        axes[place].set_axis_off()
     if legend:
         entries: dict[str, Any] = {}
         for ax in axes.flat:
             entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-        # one row for short labels, one column for those that name settings
-        longest = max(map(len, entries))
-        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * longest))))
+        # one row for short labels, one column for those that name hyperparameters
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * max(map(len, entries))))))
         figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * math.ceil(len(entries) / columns))
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns, handlelength=2.6)
     return figure
 
 
-def _draw_curves(
-    results: Results,
-    curves_of: Callable[[pd.DataFrame], tuple[Array, Array]],
-    plot: Callable[..., Any],
-    **options: Any,
-) -> Figure | None:
-    style = styles(results.labels)
-    curves = {
-        key: {label: found for label, runs in panel.items() if len((found := curves_of(runs))[0])}
-        for key, panel in results.panels.items()
+def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], Any]) -> dict[Panel, dict[str, Any]]:
+    """For each panel and label, the values of its runs; neither labels nor panels without values."""
+    panels = {
+        panel: {label: values for label, runs in by_label.items() if any(map(np.size, values := values_of(runs)))}
+        for panel, by_label in results.panels.items()
     }
-    keys = [key for key, by_label in curves.items() if by_label]
-    return _draw(keys, lambda ax, key: plot(ax, curves[key], style=style, **options)) if keys else None
+    return {panel: by_label for panel, by_label in panels.items() if by_label}
 
 
-def _draw_learning_curves(results: Results) -> Figure | None:
-    return _draw_curves(results, report.learning_curves, plot_learning_curves)
-
-
-def _draw_evaluations(results: Results) -> Figure | None:
-    return _draw_curves(results, report.evaluations, plot_learning_curves, ylabel="deterministic return")
+def _draw_runs(results: Results, values_of: Callable[[pd.DataFrame], Any], plot: Callable[..., Any]) -> Figure | None:
+    style = styles(results.labels)
+    return _draw(_by_panel(results, values_of), lambda ax, by_label: plot(ax, by_label, style=style))
 
 
 def _draw_cvar_over_training(results: Results) -> Figure | None:
-    options = {"kappa": results.kappa, "n_resamples": N_RESAMPLES_OVER_TRAINING}
-    return _draw_curves(results, report.learning_curves, plot_cvar_over_training, **options)
-
-
-def _draw_cvar(results: Results) -> Figure:
-    style = styles(results.labels)
-    return _draw(list(results.panels), lambda ax, key: plot_cvar(ax, _final_returns(results.panels[key]), style))
+    plot = partial(plot_cvar_over_training, kappa=results.kappa, n_resamples=N_RESAMPLES_OVER_TRAINING)
+    return _draw_runs(results, report.learning_curves, plot)
 
 
 def _draw_kl_ratio(results: Results) -> Figure | None:
     style = styles(results.labels)
-    measured = results.summaries[results.summaries.kl_ratios.map(len) > 0]
-    ratios = {
-        key: dict(zip(group.algorithm, group.kl_ratios, strict=True))
-        for key, group in measured.groupby(["environment", "variant"], sort=False)
-    }
+    ratios = _by_panel(results, lambda runs: report.update_values(runs, "kl_ratio"))
 
-    def draw(ax: Axes, key: Panel) -> None:
-        plot_kl_ratio(ax, ratios[key], style)
+    def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
+        plot_kl_ratio(ax, by_label, style)
         ax.legend(loc="upper right", fontsize=8)
         # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
         ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
 
-    return _draw(list(ratios), draw, legend=False, size=(4.4, 2.9)) if ratios else None
+    return _draw(ratios, draw, legend=False, size=(4.4, 2.9))
 
 
-def _draw_performance_profiles(results: Results) -> Figure:
+def _draw_performance_profiles(results: Results) -> Figure | None:
     style = styles(results.labels)
-    everywhere = "all environments"
-    keys = [*results.panels, *((everywhere, variant) for variant in results.scores)]
-
-    def draw(ax: Axes, key: Panel) -> None:
-        env_id, variant = key
-        if env_id == everywhere:
-            plot_performance_profile(ax, results.scores[variant], style, "score τ, 0 to 1")
-        else:
-            plot_performance_profile(ax, _final_returns(results.panels[key]), style)
-
-    return _draw(keys, draw, share=None)
-
-
-def _draw_interquartile_means(results: Results) -> Figure:
-    estimates = {
-        key: dict(zip(group.algorithm, group.interquartile_mean, strict=True))
-        for key, group in results.summaries.groupby(["environment", "variant"], sort=False)
+    final = _by_panel(results, _final_returns)
+    profiles = {panel: ("final return τ", by_label) for panel, by_label in final.items()}
+    profiles |= {
+        ("all environments", variant): ("score τ, 0 to 1", scores) for variant, scores in results.scores.items()
     }
+    return _draw(profiles, lambda ax, profile: plot_performance_profile(ax, profile[1], style, profile[0]), share=None)
+
+
+def _draw_interquartile_means(results: Results) -> Figure | None:
+    estimates: dict[Panel, dict[str, Estimate]] = {}
+    for (env_id, variant, label), estimate in results.interquartile_means.items():
+        estimates.setdefault((env_id, variant), {})[label] = estimate
     return _draw_estimates(estimates, "IQM of final return", style=styles(results.labels))
 
 
 def _draw_differences(results: Results) -> Figure | None:
-    if not len(results.comparisons):
-        return None
     one = len(results.pairs) == 1
     estimates: dict[Panel, dict[str, Estimate]] = {}
     for comparison in results.comparisons.itertuples():
-        by_name = estimates.setdefault((comparison.environment, comparison.variant), {})
         pair = "" if one else f"{comparison.name}: "
-        by_name[f"{pair}mean"] = comparison.mean
-        by_name[f"{pair}{results.cvar_name}"] = comparison.cvar
+        by_name = {f"{pair}mean": comparison.mean, f"{pair}{results.cvar_name}": comparison.cvar}
+        estimates.setdefault(comparison.panel, {}).update(by_name)
     xlabel = f"{' − '.join(results.pairs[0])}, final return" if one else "difference of final returns"
     return _draw_estimates(estimates, xlabel, reference=0.0)
 
 
-def _draw_estimates(estimates: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure:
-    longest = max(len(label) for by_label in estimates.values() for label in by_label)
-    size = (2.8 + 0.07 * longest, 0.9 + 0.3 * max(map(len, estimates.values())))
-
-    def draw(ax: Axes, key: Panel) -> None:
-        plot_estimates(ax, estimates[key], xlabel, **options)
-
-    return _draw(list(estimates), draw, legend=False, size=size, share="x")
-
-
 def _draw_probability_of_improvement(results: Results) -> Figure | None:
-    if not len(results.comparisons):
-        return None
     estimates = {
-        ", ".join(filter(None, [row.environment, row.variant])) + f": {row.name.replace(' − ', ' > ')}": row.improvement
+        f"{', '.join(filter(None, row.panel))}: {row.name.replace(' − ', ' > ')}": row.improvement
         for row in results.comparisons.itertuples()
     }
-    figure = Figure(figsize=(3.4 + 0.07 * max(map(len, estimates)), 0.9 + 0.3 * len(estimates)))
-    ax = plot_estimates(figure.subplots(), estimates, "probability of improvement", reference=0.5)
-    ax.set_xlim(-0.02, 1.02)
-    ax.set_xticks(np.linspace(0, 1, 5))
+    panels = {("", ""): estimates} if estimates else {}
+    figure = _draw_estimates(panels, "probability of improvement", width=3.4, reference=0.5)
+    if figure is not None:
+        figure.axes[0].set(xlim=(-0.02, 1.02), xticks=np.linspace(0, 1, 5))
     return figure
 
 
-def _final_returns(panel: Mapping[str, pd.DataFrame]) -> dict[str, Array]:
-    return {label: runs.final_return.to_numpy() for label, runs in panel.items()}
+def _draw_estimates(
+    panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, width: float = 2.8, **options: Any
+) -> Figure | None:
+    """Estimates that are named beside the axis; ``width`` is that of a panel without the names."""
+    longest = max((len(label) for estimates in panels.values() for label in estimates), default=0)
+    size = (width + 0.07 * longest, 0.9 + 0.3 * max(map(len, panels.values()), default=0))
+
+    def draw(ax: Axes, estimates: Mapping[str, Estimate]) -> None:
+        plot_estimates(ax, estimates, xlabel, **options)
+
+    return _draw(panels, draw, legend=False, size=size, share="x")
+
+
+def _final_returns(runs: pd.DataFrame) -> Array:
+    return runs.final_return.to_numpy()
 
 
 PICTURES: dict[str, Callable[[Results], Figure | None]] = {
-    "learning_curves": _draw_learning_curves,
-    "evaluations": _draw_evaluations,
-    "cvar": _draw_cvar,
+    "learning_curves": lambda results: _draw_runs(results, report.learning_curves, plot_learning_curves),
+    "evaluations": lambda results: _draw_runs(
+        results, report.evaluations, partial(plot_learning_curves, ylabel="deterministic return")
+    ),
+    "cvar": lambda results: _draw_runs(results, _final_returns, plot_cvar),
     "cvar_over_training": _draw_cvar_over_training,
     "differences": _draw_differences,
     "kl_ratio": _draw_kl_ratio,

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster. Records come back to the driver, so that no file system has to be shared."""
+"""Runs on a Ray cluster. Records are sent to the driver, so the nodes need no shared file system."""
 
 import logging
 import os
@@ -21,20 +21,20 @@ try:
 except ImportError as error:
     raise StudyError('--ray needs Ray: pip install "sb3_uatrpo[study,ray]" brings it') from error
 
-# Enough for Ray to see how much work there is, few enough for a file lock each
+# Enough to keep a cluster busy, few enough for a file lock each
 MOST_SUBMITTED = 500
-# Seconds between two reports of one run, between two looks at its process, and until an address is given up
+# Seconds between two reports of a run, between two checks of its process, and until an address is given up
 REPORT_INTERVAL, POLL, CONNECT_TIMEOUT = 1.0, 0.1, 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
     """
-    What a task does: a process of its own, as on one machine, which ends with the task's.
+    The task of a run. It starts a process, as on one machine, which ends with the task's.
 
     :param spec: what to run
-    :param save_model: whether to keep what it learns
-    :return: now and then the steps done so far, and at last the result
+    :param save_model: whether to keep the trained model
+    :return: from time to time the number of steps done, and at last the result
     """
     process = RunProcess(spec, save_model)
     try:
@@ -53,12 +53,12 @@ def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
 @dataclass(frozen=True)
 class Attempt:
     """
-    One start of a run.
+    One attempt at a run.
 
-    :param spec: what is run
+    :param spec: what to run
     :param number: from 0
-    :param started: when it was submitted first
-    :param steps: steps that it has done, ``None`` before it has begun
+    :param started: when it was first submitted
+    :param steps: number of steps done, ``None`` before it has started
     """
 
     spec: RunSpec
@@ -69,14 +69,14 @@ class Attempt:
 
 class RayExecutor(Executor):
     """
-    One Ray task for each run. A run that is lost, with its process or its node, is started again from its beginning;
-    one that raises an exception is not.
+    One Ray task for each run. A run that is lost with its process or its node is restarted from the beginning; one that
+    raises an exception is not.
 
     :param address: the cluster's, ``host:port`` or ``auto``; this machine has to be one of its nodes
-    :param say: told of each run that is started again
+    :param say: called with a line about each run that is restarted
     :param n_jobs: most runs at a time, ``None`` for as many as the cluster has room for
-    :param n_retries: how often a run is started again
-    :param save_models: whether to keep what runs learn
+    :param n_retries: how often a run is restarted
+    :param save_models: whether to keep the trained models
     :raises StudyError: if no cluster answers at the address
     """
 
@@ -91,11 +91,11 @@ class RayExecutor(Executor):
         super().__init__(n_jobs or MOST_SUBMITTED, save_models)
         self.say = say
         self.n_retries = n_retries
-        # a connection that is there already is somebody else's to end
+        # an existing connection belongs to the caller
         self.connected_here = not ray.is_initialized()
         if self.connected_here:
             _connect(address)
-        # Ray's own retries say neither which run was lost nor why, and drop what a generator had yielded before
+        # Ray's own retries report neither the lost run nor the reason, and drop earlier outputs of a generator
         self.task = ray.remote(num_cpus=1, max_calls=1, max_retries=0, num_returns="streaming")(run_on_node)
         self.attempts: dict[Any, Attempt] = {}
 
@@ -112,20 +112,20 @@ class RayExecutor(Executor):
             ray.wait(list(self.attempts), num_returns=1, timeout=left)
             ready, _ = ray.wait(list(self.attempts), num_returns=len(self.attempts), timeout=0)
             results = [result for outputs in ready if (result := self._next(outputs)) is not None]
-            # most of what comes are numbers of steps
+            # most outputs are numbers of steps
             if results or not left:
                 return results
         return []
 
     def _next(self, outputs: Any) -> Result | None:
-        """What the next output of a task says: its result if it has one, ``None`` while it is under way."""
+        """The result of a task if that is its next output, ``None`` while it is under way."""
         attempt = self.attempts.pop(outputs)
         try:
             output = ray.get(next(outputs))
         except RayTaskError as error:
             return Result(failed_record(attempt.spec, str(error), attempt.started), {})
         except RayError as error:
-            # what follows the first sentence are hints at Ray's tools
+            # the sentences after the first are hints at Ray's tools
             reason = f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
             if attempt.number >= self.n_retries:
                 reason = f"lost {attempt.number + 1} times, the last: {reason}"
@@ -159,11 +159,16 @@ def _connect(address: str) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or int(port) >= 2**16:
             raise StudyError(f"the address of a Ray cluster is host:port or auto, but it is {address!r}")
-        # Ray reads this machine's loopback address as its outward one
+        # Ray replaces this machine's loopback address by its outward one
         host = ray.util.get_node_ip_address() if host in LOOPBACK else host
-        # and takes many minutes to give up on one where nobody answers, or somebody else
+        # Ray takes many minutes to give up on an address without a cluster
         if os.environ.get("RAY_USE_TLS") != "1":
-            _wait_for_grpc(f"{host}:{port}")
+            with grpc.insecure_channel(f"{host}:{port}") as channel:
+                try:
+                    grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT)
+                except grpc.FutureTimeoutError as error:
+                    reason = f"no Ray cluster answers at {host}:{port} within {CONNECT_TIMEOUT:g} seconds"
+                    raise StudyError(reason) from error
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -172,14 +177,3 @@ def _connect(address: str) -> None:
             signal.signal(signal.SIGTERM, before)
     except Exception as error:
         raise StudyError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
-
-
-def _wait_for_grpc(address: str) -> None:
-    """
-    :raises StudyError: if nobody answers, or somebody who does not speak gRPC
-    """
-    with grpc.insecure_channel(address) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT)
-        except grpc.FutureTimeoutError as error:
-            raise StudyError(f"no Ray cluster answers at {address} within {CONNECT_TIMEOUT:g} seconds") from error

@@ -1,11 +1,23 @@
-"""What decides a run's numbers, and what is kept of it: one small JSON file, whole or not there at all."""
+"""
+The specification of a run, and its record: one small JSON file, written as a whole or not at all.
 
+Long columns of numbers are packed. A packed column is ``{"encoding": ..., "length": ..., "data": ...}``, where the data
+are base64 of zlib of the values as little-endian numbers of one type: the first bytes of all numbers, then their second
+bytes, and so on. Bytes with exponents repeat themselves, so this order compresses well. There are two encodings:
+
+* ``"float32"``: floats with at most six significant digits, which it preserves; NaN stands for ``None``.
+* ``"delta-int64"``: integers, the first one and then the difference of each from the one before.
+"""
+
+import base64
+import binascii
 import hashlib
 import json
 import math
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -13,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sb3_uatrpo.study.columns import MOST_VALUES, TYPES, pack_table, round_float, unpack_table
+import numpy as np
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
@@ -24,32 +36,35 @@ READABLE_FORMATS = (1, FORMAT)
 SERIES = ("episodes", "evaluations", "updates")
 # Evaluations are few
 PACKED = ("episodes", "updates")
-# Stands in a failed run's traceback before what the run itself printed
+TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "delta-int64": np.dtype("<i8")}
+# float32 has seven: enough for a picture, and a third of the space
+SIGNIFICANT_DIGITS = 6
+# Most values of a table, rows times columns, that are packed: a few bytes could claim to be a thousand times as many
+MOST_VALUES = 2**22
+# In a failed run's traceback, separates the error from the run's own output
 OUTPUT_HEADING = "\nThe last that it printed:\n"
-# File systems take 255 bytes; the key and the endings of the record and of its lock need 21 of them
+# File systems allow 255 bytes; the key and the suffixes of the record and of its lock need 21 of them
 LONGEST_STEM = 255 - 21
+
+Table = dict[str, list[Any]]
 
 
 class StudyError(Exception):
-    """
-    Something that was asked for cannot be done. The message is one line, and names what was given and what would be
-    accepted.
-    """
+    """A request that cannot be met. The one-line message names what was given and what would be accepted."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunSpec:
     """
-    One run: two of the same key give the same numbers.
+    What decides a run's numbers: two runs with the same key give the same ones.
 
     :param algo: name that RL Zoo knows, such as ``"uatrpo"`` or ``"ppo"``
     :param env_id: Gymnasium's name of the environment
     :param seed: seed of the run, at least 0
     :param n_timesteps: steps to learn for, over all environments of the run
-    :param variant: how the run differs from the algorithm's plain hyperparameters: a name without ``=``, or what was
-        varied, such as ``"noise=1"``, or both with a comma between them; ``""`` if not at all
-    :param hyperparameters: as in RL Zoo's YAML files, with everything that was overridden, without ``n_timesteps``;
-        values that JSON has
+    :param variant: how the run differs from the plain algorithm: a name without ``=``, or varied values such as
+        ``"noise=1"``, or both, separated by a comma; ``""`` if not at all
+    :param hyperparameters: as in RL Zoo's YAML files, with all overrides, without ``n_timesteps``; JSON values
     :param eval_freq: steps between deterministic evaluations, over all environments of the run; 0 for none
     :param n_eval_episodes: episodes of each evaluation
     """
@@ -64,7 +79,7 @@ class RunSpec:
     n_eval_episodes: int
 
     def to_json(self) -> dict[str, Any]:
-        """:return: the fields as the file of a record has them, where hyperparameters are called settings"""
+        """:return: the fields as in a record's file, which calls hyperparameters settings"""
         content = asdict(self)
         return {"settings" if name == "hyperparameters" else name: value for name, value in content.items()}
 
@@ -78,12 +93,12 @@ class RunSpec:
 
     def key(self) -> str:
         """
-        :return: ten hexadecimal digits of a hash over all fields. It does not depend on the order of hyperparameters.
+        :return: ten hexadecimal digits of a hash over all fields; the order of hyperparameters does not matter
         """
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
-    # By the key, as on disk: 1 and 1.0 are two runs, and a tuple that comes back as a list is the same one
+    # Compared by key, as on disk: 1 and 1.0 make different runs, a tuple and a list the same one
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunSpec) and self.key() == other.key()
@@ -93,13 +108,13 @@ class RunSpec:
 
     @property
     def label(self) -> str:
-        """:return: the algorithm with the name of its variant, if it has one, such as ``"uatrpo (no covariance)"``"""
+        """:return: the algorithm with the name of its variant, if any, such as ``"uatrpo (no covariance)"``"""
         name, _, _ = self.variant.partition(",")
         return f"{self.algo} ({name})" if name and "=" not in name else self.algo
 
     @property
     def condition(self) -> str:
-        """:return: the rest of the variant: values that were varied for several algorithms, such as ``"noise=1"``"""
+        """:return: the variant without its name: values varied for several algorithms, such as ``"noise=1"``"""
         name, _, rest = self.variant.partition(",")
         return self.variant if "=" in name else rest
 
@@ -109,33 +124,33 @@ class RunSpec:
 
     @property
     def file_name(self) -> str:
-        """:return: name of the record's file; what no file system would refuse"""
+        """:return: name of the record's file, valid on every file system"""
         parts = [self.algo, self.env_id, self.variant, f"s{self.seed}"]
         stem = "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part)
-        # the key alone tells runs apart
+        # the key alone makes it unique
         return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json"
 
 
 @dataclass(frozen=True)
 class Record:
     """
-    What a run left.
+    The result of a run.
 
     :param spec: what was run
     :param status: ``"done"`` or ``"failed"``
     :param traceback: what went wrong, ``None`` if nothing did
-    :param episodes: training episodes in the order of their ends: ``"timesteps"`` at the end (over all environments
-        of the run), ``"returns"`` (undiscounted, before any normalisation) and ``"lengths"`` (steps); where the
-        environment reports it, ``"is_success"``: 1, 0, or ``None`` where an episode did not say; each of shape
-        ``(n_episodes,)``
+    :param episodes: training episodes in the order in which they ended: ``"timesteps"`` at the end (over all
+        environments of the run), ``"returns"`` (undiscounted, before normalisation) and ``"lengths"`` (steps); where
+        the environment reports it, ``"is_success"``: 1, 0, or ``None`` for an episode that did not report it; each of
+        shape ``(n_episodes,)``
     :param evaluations: deterministic evaluations: ``"timesteps"``, shape ``(n_evaluations,)``, and ``"returns"``,
         shape ``(n_evaluations, n_eval_episodes)``; where the environment reports it, ``"is_success"``, of that shape
-    :param updates: ``"timesteps"`` before each update, and what was logged of it under ``train/``, by name without
-        the prefix, ``None`` where nothing finite was; each of shape ``(n_updates,)``
-    :param versions: versions of Python and of the packages that the numbers depend on, by name
-    :param machine: what the run ran on, by name
-    :param wall_time: seconds from the making of the environment to the end of the run
-    :param started: when the run started, in UTC, as ISO 8601 writes it
+    :param updates: ``"timesteps"`` before each update, and the values that it logged under ``train/``, by name without
+        the prefix, ``None`` where there is no finite one; each of shape ``(n_updates,)``
+    :param versions: versions of Python and of the packages that affect the numbers, by name
+    :param machine: properties of the machine, by name
+    :param wall_time: seconds from the creation of the environment to the end of the run
+    :param started: start of the run in UTC, in ISO 8601
     """
 
     spec: RunSpec
@@ -153,13 +168,13 @@ class Record:
     def reason(self) -> str:
         """:return: the first line of the error that ended the run, ``""`` if none did"""
         lines = (self.traceback or "").partition(OUTPUT_HEADING)[0].splitlines()
-        # the error follows the last frame; its further lines, and what the run printed, say less
+        # the error follows the last frame; its further lines and the run's output say less
         frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
         after = lines[frames[-1] + 1 :] if frames else lines
         return next((line for line in after if line.strip() and not line.startswith(" ")), "")
 
     def without_series(self) -> "Record":
-        """:return: what is small of it"""
+        """:return: the record without what makes it large"""
         return replace(self, episodes={}, evaluations={}, updates={})
 
 
@@ -168,11 +183,11 @@ class Record:
 
 def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     """
-    Write a record. Whoever reads at the same time, or after a crash in between, sees the old file or the new one.
+    Write a record. Concurrent readers, and readers after a crash, see the old file or the new one.
 
-    :param record: what to keep; numbers of its series are rounded to six significant digits
-    :param folder: where to, made if it is not there
-    :return: the file, whose name follows from ``record.spec``
+    :param record: what to write; the numbers of its series are rounded to six significant digits
+    :param folder: where to write; created if missing
+    :return: the file, named after ``record.spec``
     """
     content = {field.name: getattr(record, field.name) for field in fields(record)}
     content = {"format": FORMAT, "key": record.spec.key(), **content, "spec": record.spec.to_json()}
@@ -185,7 +200,7 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     """
-    :param path: file to write or to replace; its folder is made if it is not there
+    :param path: file to write or to replace; its folder is created if missing
     :param text: its content
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +210,7 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp's files are for their owner alone, whatever the user's mask says
+        # mkstemp's files are readable by their owner alone, whatever the umask
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
@@ -207,11 +222,11 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     """
     :param path: a file that ``write_record`` wrote
     :return: its record
-    :raises StudyError: naming the file, if it cannot be read, is cut off, or does not hold what a record holds
+    :raises StudyError: naming the file, if it cannot be read, is truncated, or is not a valid record
     """
     try:
         return _record_of(json.loads(Path(path).read_text(encoding="utf-8")))
-    # the last is of lists in lists in lists
+    # the last is raised for deeply nested lists
     except (OSError, ValueError, RecursionError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
 
@@ -219,9 +234,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
     :param folder: where ``write_record`` wrote to
-    :param series: whether to keep what makes records large
-    :return: the records in the order of their files' names, and each file that is none, or the copy of one under
-        another name, with the reason
+    :param series: whether to keep the series, which make records large
+    :return: the records, sorted by file name, and (path, reason) of each file that is not a record or is a copy of one
+        under another name
     """
     records, bad = [], []
     for path in sorted(Path(folder).glob("[!.]*.json")):
@@ -240,13 +255,13 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
 
 def _record_of(content: Any) -> Record:
     """
-    :raises ValueError: saying what keeps a file's content from being a record
+    :raises ValueError: if a file's content is not a record, naming the reason
     """
     if not isinstance(content, dict) or content.get("format") not in READABLE_FORMATS:
         raise ValueError(f"not a record of format {' or '.join(map(str, READABLE_FORMATS))}, which this version reads")
     problem = next(_validator().iter_errors(content), None)
     if problem:
-        # the message begins with what was found, however long it is, and ends with what was expected
+        # the message begins with what was found, of any length, and ends with what was expected
         raise ValueError(f"{problem.json_path.removeprefix('$.')}: {problem.message[-150:]}")
     spec = RunSpec.from_json(content["spec"])
     if spec.key() != content["key"]:
@@ -266,15 +281,10 @@ def _record_of(content: Any) -> Record:
     return Record(**{field.name: content[field.name] for field in fields(Record)} | {"spec": spec})
 
 
-def _rounded(values: Any) -> Any:
-    """Floats to six significant digits, and ``None`` for what JSON cannot write: NaN and infinity."""
-    if isinstance(values, dict):
-        return {name: _rounded(value) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [_rounded(value) for value in values]
-    if isinstance(values, float):
-        return round_float(values) if math.isfinite(values) else None
-    return values
+def _rounded(series: Table) -> Table:
+    """Floats to six significant digits, and ``None`` for NaN and infinity, which JSON does not have."""
+    text = json.dumps(series)
+    return json.loads(text, parse_float=lambda digits: round_float(float(digits)), parse_constant=lambda name: None)
 
 
 def _with_nan(values: Any) -> Any:
@@ -283,8 +293,79 @@ def _with_nan(values: Any) -> Any:
     return math.nan if values is None else values
 
 
+# ------------------------------------------------------------------------------------------------------ packed columns
+
+
+def round_float(value: float) -> float:
+    """:return: a finite float to six significant digits"""
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+def pack_table(table: Table) -> dict[str, Any]:
+    """
+    :param table: columns of one length, finite floats rounded to six significant digits
+    :return: the same, with a column packed where that makes it shorter without changing a value
+    """
+    if sum(map(len, table.values())) > MOST_VALUES:
+        return dict(table)
+    return {name: _pack(values) for name, values in table.items()}
+
+
+def unpack_table(table: dict[str, Any]) -> Table:
+    """
+    :param table: what ``pack_table`` returned, checked against the schema of a record
+    :return: its columns
+    :raises ValueError: naming the column whose data do not match its encoding and length
+    """
+    n_values = sum(column["length"] for column in table.values() if isinstance(column, dict))
+    if n_values > MOST_VALUES:
+        raise ValueError(f"its packed columns have {n_values} values, and at most {MOST_VALUES} are unpacked")
+    columns = {}
+    for name, column in table.items():
+        try:
+            columns[name] = _unpack(column) if isinstance(column, dict) else column
+        except (binascii.Error, zlib.error, ValueError) as error:
+            raise ValueError(f"{name} cannot be unpacked: {error}") from error
+    return columns
+
+
+def _pack(values: list[Any]) -> Any:
+    types = set(map(type, values))
+    if types == {int} and max(map(abs, values)) < 2**62:
+        encoding = "delta-int64"
+        numbers = np.diff(np.array(values, dtype=np.int64), prepend=0)
+    elif float in types and types <= {float, type(None)}:
+        encoding = "float32"
+        # values too large for it become infinite, which the comparison below detects
+        with np.errstate(over="ignore"):
+            numbers = np.array(values, dtype=np.float64).astype(np.float32)
+    else:
+        return values
+    rows = numbers.astype(TYPES[encoding]).view(np.uint8).reshape(len(values), -1)
+    data = base64.b64encode(zlib.compress(rows.T.tobytes(), 9)).decode("ascii")
+    packed = {"encoding": encoding, "length": len(values), "data": data}
+    if len(data) > sum(len(repr(value)) for value in values) or _unpack(packed) != values:
+        return values
+    return packed
+
+
+def _unpack(column: dict[str, Any]) -> list[Any]:
+    dtype = TYPES[column["encoding"]]
+    # JSON Schema accepts 3.0 as an integer
+    length = int(column["length"])
+    decompressor = zlib.decompressobj()
+    # one byte more than expected, since a limit of 0 would mean none
+    content = decompressor.decompress(base64.b64decode(column["data"], validate=True), length * dtype.itemsize + 1)
+    if len(content) != length * dtype.itemsize or not decompressor.eof or decompressor.unused_data:
+        raise ValueError(f"its data are not those of {length} numbers")
+    numbers = np.frombuffer(content, np.uint8).reshape(dtype.itemsize, length).T.copy().view(dtype)[:, 0]
+    if dtype.kind == "i":
+        return np.cumsum(numbers).tolist()
+    return [None if math.isnan(value) else round_float(value) for value in numbers.tolist()]
+
+
 # -------------------------------------------------------------------------------------------------------------- schema
-# What the file of a record holds. The data of packed columns, lists of one length, and their order are beyond it.
+# It does not cover the data of packed columns, the equal lengths of columns, and the order of episodes.
 
 
 @cache
@@ -299,12 +380,10 @@ def _list_of(items: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
-    """One that has all these properties."""
     return {"type": "object", "properties": properties | (optional or {}), "required": list(properties)}
 
 
 def _column_of(items: dict[str, Any] | None = None, encodings: Sequence[str] = tuple(TYPES)) -> dict[str, Any]:
-    """A list, or a packed column."""
     packed = _object(
         encoding={"enum": list(encodings)},
         length={"type": "integer", "minimum": 1, "maximum": MOST_VALUES},
@@ -315,13 +394,13 @@ def _column_of(items: dict[str, Any] | None = None, encodings: Sequence[str] = t
 
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}
-# what was not finite is written as null
+# a number that was not finite is written as null
 NUMBER_OR_NULL = {"type": ["number", "null"]}
 INTEGERS = _column_of(INTEGER, ["delta-int64"])
 NUMBERS = _column_of(NUMBER_OR_NULL)
 ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
 
-# Keywords of a release to come are not refused here, but an unknown one of a specification would change its key
+# Records of a later release may have more properties, but an unknown one of a specification would change its key
 SPECIFICATION = _object(
     algo=TEXT,
     env_id=TEXT,
@@ -340,7 +419,7 @@ SCHEMA = _object(
     traceback={"type": ["string", "null"]},
     episodes=_object({"is_success": NUMBERS}, timesteps=INTEGERS, returns=NUMBERS, lengths=INTEGERS),
     evaluations=_object({"is_success": ROWS}, timesteps=_list_of(INTEGER), returns=ROWS),
-    # an algorithm may log what it likes; these are what a report reads
+    # an algorithm may log anything; a report reads these
     updates=_object(timesteps=INTEGERS)
     | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _column_of()},
     versions={"type": "object", "additionalProperties": TEXT},

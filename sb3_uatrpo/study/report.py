@@ -1,10 +1,10 @@
-"""The report of a study: one table of its runs, what comes of comparing them, and a page that says so."""
+"""The report of a study: a table of its runs, comparisons between them, and a Markdown page."""
 
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -26,19 +26,20 @@ from sb3_uatrpo.study.statistics import (
     Estimate,
 )
 from sb3_uatrpo.study.study_folder import MARKER, StudyFolder
-from sb3_uatrpo.study.zoo_folder import find_runs, read_zoo_folder
+from sb3_uatrpo.study.zoo_folder import read_zoo_folder
 
-# Changes nothing in training: runs of other evaluations are taken together, if that makes no two runs of one
+# These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
 EVALUATION = {"eval_freq", "n_eval_episodes"}
-# Steps at which curves over training are drawn
+# Points of a learning curve
 N_POINTS = 100
-# Characters that the legend of a picture has room for
+# Characters of a label that fit into a legend
 LONGEST_LABEL = 60
 GROUP = ["environment", "variant", "algorithm"]
-DASH = "–"
+PERCENT = "{:.1%}".format
 
 Pair = tuple[str, str]
 Panel = tuple[str, str]
+Group = tuple[str, str, str]
 
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
@@ -75,17 +76,18 @@ def report(
     separate_settings: bool = False,
 ) -> Path:
     """
-    Write ``report.md`` and its pictures, PNG and SVG.
+    Write ``report.md`` and its pictures, as PNG and SVG.
 
-    :param folder: a study's folder, or one that RL Zoo wrote itself
-    :param output: where to write, made if it is not there
-    :param algorithms: the two labels that are compared, the first minus the second. By default each ``uatrpo`` is
-        compared with every other one, and without it each with each.
-    :param kappa: the share of worst runs in tables and over training, in (0, 1]
-    :param separate_settings: whether runs of one algorithm with different hyperparameters are separated, not refused
+    :param folder: a study's folder, or RL Zoo's log folder
+    :param output: where to write; created if missing
+    :param algorithms: two labels to compare, the first minus the second. By default, each ``uatrpo`` is compared with
+        every other label; without a ``uatrpo``, all pairs are compared.
+    :param kappa: share of worst runs in tables and over training, in (0, 1]
+    :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own
+        instead of being refused
     :return: the report's path
-    :raises StudyError: if the folder is neither, holds no run that is done, or holds runs that may not be averaged; if
-        ``algorithms`` or ``kappa`` cannot be
+    :raises StudyError: if ``folder`` is not such a folder, has no finished run, or has runs that must not be averaged;
+        or if ``algorithms`` or ``kappa`` is invalid
     """
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
@@ -114,20 +116,21 @@ def report(
 
 def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
-    :param folder: a study's folder, or one that RL Zoo wrote itself
-    :return: records, and (path, reason) of what cannot be read
-    :raises StudyError: if the folder is neither
+    :param folder: a study's folder, or RL Zoo's log folder
+    :return: records, and (path, reason) of each file that cannot be read
+    :raises StudyError: if ``folder`` is neither
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise StudyError(f"{folder}: no such folder")
     if (folder / MARKER).exists():
         return StudyFolder(folder).read_all()
-    if find_runs(folder):
-        return read_zoo_folder(folder)
-    raise StudyError(
-        f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
-    )
+    records, unreadable = read_zoo_folder(folder)
+    if not records and not unreadable:
+        raise StudyError(
+            f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
+        )
+    return records, unreadable
 
 
 # --------------------------------------------------------------------------------------------------- the table of runs
@@ -135,16 +138,16 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tupl
 
 def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) -> pd.DataFrame:
     """
-    One row for each run, in the order of a report. Runs that may be averaged, since their training differs in the seed
-    alone, have the same ``environment``, ``variant`` and ``algorithm``.
+    A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
+    have the same ``environment``, ``variant`` and ``algorithm``.
 
     :param records: of any algorithms, environments, variants and hyperparameters
     :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own,
-        with what differs
-    :return: columns ``environment``; ``variant``, what was varied for several algorithms; ``algorithm``, with the name
-        of its variant and whatever else separates it from others; ``seed``; ``status``; ``n_timesteps``;
-        ``final_return`` and ``final_success``, a share of episodes, both NaN where there is none; and ``record``
-    :raises StudyError: if hyperparameters differ within an algorithm, or the number of steps within an environment, and
+        which name the differences
+    :return: columns ``environment``; ``variant``, the varied values; ``algorithm``, with the name of its variant and
+        any other differences; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of
+        episodes, NaN where unknown; and ``record``
+    :raises StudyError: if hyperparameters differ within an algorithm, or numbers of steps within an environment, and
         ``separate_settings`` is not set
     """
     specs = [record.spec for record in records]
@@ -171,44 +174,15 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
 
 
 def _final(record: Record, name: str) -> float:
-    """The final return, or share of successes, of a run that is done; NaN if there is none or it is not finite."""
+    """The final return or success rate of a finished run; NaN if there is none or it is not finite."""
     episodes = record.episodes
     if record.status != "done" or name not in episodes:
         return math.nan
+    # an episode that does not report its success is None, a return that is not finite NaN
     known = [(t, value) for t, value in zip(episodes["timesteps"], episodes[name], strict=True) if value is not None]
     timesteps, values = zip(*known, strict=True) if known else ((), ())
     final = statistics.final_return(timesteps, values, record.spec.n_timesteps)
     return final if math.isfinite(final) else math.nan
-
-
-def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
-    """What each run's algorithm is called."""
-    labels = runs.algorithm.copy()
-    deciding = runs.record.map(lambda record: json.dumps(_what_decides(record.spec), sort_keys=True))
-    for (env_id, variant, algo), alike in runs.groupby(GROUP):
-        kinds = [kind for _, kind in alike.groupby(deciding)]
-        specs = [kind.record.iloc[0].spec for kind in kinds]
-        differing = _differing(specs)
-        if not differing or (not separate_settings and EVALUATION.issuperset(differing) and alike.seed.is_unique):
-            continue
-        if not separate_settings:
-            counts = " and ".join(
-                f"{_named(spec, differing)} ({_count(len(kind), 'run')})"
-                for spec, kind in zip(specs, kinds, strict=True)
-            )
-            where = f"{env_id}, {variant}" if variant else env_id
-            raise StudyError(
-                f"records of different settings: {algo} on {where} has {counts}; --separate-settings tells them apart"
-            )
-        for spec, kind in zip(specs, kinds, strict=True):
-            labels[kind.index] = f"{algo} ({_named(spec, differing)})"
-    # Numbers for those that no legend has room for, the same in all environments; the report says what they are
-    numbers: Counter[str] = Counter()
-    for label in sorted(labels[labels.str.len() > LONGEST_LABEL].unique()):
-        algo = label.partition(" ")[0]
-        numbers[algo] += 1
-        labels[labels == label] = f"{algo} (settings {numbers[algo]})"
-    return labels
 
 
 def _refuse_different_steps(runs: pd.DataFrame) -> None:
@@ -221,14 +195,37 @@ def _refuse_different_steps(runs: pd.DataFrame) -> None:
             )
 
 
+def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
+    labels = runs.algorithm.copy()
+    deciding = runs.record.map(lambda record: json.dumps(_what_decides(record.spec), sort_keys=True))
+    for (env_id, variant, algo), alike in runs.groupby(GROUP):
+        kinds = [kind for _, kind in alike.groupby(deciding)]
+        specs = [kind.record.iloc[0].spec for kind in kinds]
+        differing = _differing(specs)
+        if not differing or (not separate_settings and EVALUATION.issuperset(differing) and alike.seed.is_unique):
+            continue
+        names = [_named(spec, differing) for spec in specs]
+        if not separate_settings:
+            counts = (f"{name} ({_count(len(kind), 'run')})" for name, kind in zip(names, kinds, strict=True))
+            raise StudyError(
+                f"records of different settings: {algo} on {_joined([env_id, variant])} has {' and '.join(counts)}; "
+                "--separate-settings tells them apart"
+            )
+        for name, kind in zip(names, kinds, strict=True):
+            labels[kind.index] = f"{algo} ({name})"
+    # labels too long for a legend are numbered alike in all environments; the report lists their hyperparameters
+    numbers: Counter[str] = Counter()
+    for label in sorted(labels[labels.str.len() > LONGEST_LABEL].unique()):
+        algo = label.partition(" ")[0]
+        numbers[algo] += 1
+        labels[labels == label] = f"{algo} (settings {numbers[algo]})"
+    return labels
+
+
 def _what_decides(spec: RunSpec) -> dict[str, Any]:
-    """All that may not differ between runs that are averaged, flat."""
-    return {
-        **spec.hyperparameters,
-        "n_timesteps": spec.n_timesteps,
-        "eval_freq": spec.eval_freq,
-        "n_eval_episodes": spec.n_eval_episodes,
-    }
+    """All that must not differ between runs that are averaged."""
+    others = {name: getattr(spec, name) for name in ("n_timesteps", *sorted(EVALUATION))}
+    return {**spec.hyperparameters, **others}
 
 
 def _differing(specs: Sequence[RunSpec]) -> list[str]:
@@ -245,23 +242,22 @@ def _named(spec: RunSpec, names: list[str]) -> str:
 def in_order(labels: Iterable[str]) -> list[str]:
     """
     :param labels: may repeat
-    :return: each once, in the order of the alphabet, but those of ``uatrpo`` first
+    :return: each once, sorted, those of ``uatrpo`` first
     """
     return sorted(set(labels), key=lambda label: (not _is_uatrpo(label), label))
 
 
 def _is_uatrpo(label: str) -> bool:
-    """Whether it is ``uatrpo`` or a name that begins with it, such as ``uatrpo_shrinkage``, whatever follows."""
+    """Whether the label is ``uatrpo`` or begins with it, such as ``uatrpo_shrinkage``."""
     return label.startswith("uatrpo")
 
 
 def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]:
     """
     :param labels: of all groups, in their order
-    :param algorithms: the two that are compared, or ``None`` for a choice
-    :return: which labels are compared: the given ones, or each ``uatrpo`` with every other one, or without it each
-        with each
-    :raises StudyError: if a given one is not among the labels, or both are the same
+    :param algorithms: the two to compare, or ``None`` for the default pairs
+    :return: the pairs to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
+    :raises StudyError: if a given label does not exist, or both are the same
     """
     if algorithms is None:
         pairs = tuple(combinations(labels, 2))
@@ -280,9 +276,8 @@ def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]
 def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
     """
     :param runs: of one group
-    :return: steps (``N_POINTS``), and at each the trailing mean of training returns over the last ``FINAL_SHARE`` of
-        all steps, so that the last point is the final return; NaN before the first episode has ended
-        (``n_runs x N_POINTS``)
+    :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
+        so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
     """
     n_timesteps = runs.n_timesteps.iloc[0]
     grid = np.linspace(0, n_timesteps, N_POINTS + 1)[1:]
@@ -299,7 +294,7 @@ def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array
     """
     :param runs: of one group
     :param name: ``"returns"`` or ``"is_success"``
-    :return: steps at which all runs were evaluated (``n_evaluations``), and the means over the episodes of each
+    :return: steps at which all runs were evaluated (``n_evaluations``), and the mean over the episodes of each
         deterministic evaluation (``n_runs x n_evaluations``)
     """
     means = pd.DataFrame(
@@ -316,11 +311,10 @@ def update_values(runs: pd.DataFrame, key: str) -> Array:
     """
     :param runs: any
     :param key: of ``train/``, without the prefix
-    :return: its values in all updates of all runs, without those where it was not logged or is not finite (1-D)
+    :return: the finite values that all updates of all runs logged (1-D)
     """
-    values = [value for record in runs.record for value in record.updates.get(key, []) if value is not None]
-    array = np.array(values, dtype=np.float64)
-    return array[np.isfinite(array)]
+    values = np.array([v for record in runs.record for v in record.updates.get(key, [])], dtype=np.float64)
+    return values[np.isfinite(values)]
 
 
 @dataclass(frozen=True)
@@ -329,8 +323,8 @@ class Results:
     What the tables and the pictures show.
 
     :param runs: what ``tabulate_runs`` returned
-    :param pairs: labels that are compared, the first minus the second
-    :param kappa: the share of worst runs
+    :param pairs: labels to compare, the first minus the second
+    :param kappa: share of worst runs
     """
 
     runs: pd.DataFrame
@@ -353,60 +347,48 @@ class Results:
     @cached_property
     def panels(self) -> dict[Panel, dict[str, pd.DataFrame]]:
         """:return: for each environment and variant, the runs of each algorithm"""
-        return {
-            panel: dict(list(runs.groupby("algorithm", sort=False)))
-            for panel, runs in self.compared.groupby(["environment", "variant"], sort=False)
-        }
+        panels: dict[Panel, dict[str, pd.DataFrame]] = {}
+        for (env_id, variant, label), runs in self.groups.items():
+            panels.setdefault((env_id, variant), {})[label] = runs
+        return panels
 
     @cached_property
-    def summaries(self) -> pd.DataFrame:
-        """:return: a row for each group: statistics of its final returns, and of its proposed steps"""
-        return pd.DataFrame(
-            {
-                **dict(zip(GROUP, (*panel, label), strict=True)),
-                "runs": runs,
-                "mean": statistics.bootstrap_mean(runs.final_return),
-                "cvar": statistics.bootstrap_cvar(runs.final_return, self.kappa),
-                "n_behind_cvar": statistics.runs_behind_cvar(len(runs), self.kappa),
-                "interquartile_mean": statistics.interquartile_mean(runs.final_return),
-                "kl_ratios": update_values(runs, "kl_ratio"),
-            }
-            for panel, algorithms in self.panels.items()
-            for label, runs in algorithms.items()
-        )
+    def groups(self) -> dict[Group, pd.DataFrame]:
+        """:return: for each environment, variant and algorithm, its runs"""
+        return dict(list(self.compared.groupby(GROUP, sort=False)))
+
+    @cached_property
+    def interquartile_means(self) -> dict[Group, Estimate]:
+        return {names: statistics.interquartile_mean(runs.final_return) for names, runs in self.groups.items()}
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """:return: a row for each environment, variant and pair of algorithms that both have runs there"""
         rows: list[dict[str, Any]] = []
-        for (env_id, variant), algorithms in self.panels.items():
+        for panel, algorithms in self.panels.items():
             for first, second in self.pairs:
-                if first not in algorithms or second not in algorithms:
-                    continue
-                x, y = algorithms[first].final_return, algorithms[second].final_return
-                row: dict[str, Any] = {"environment": env_id, "variant": variant, "name": f"{first} − {second}"}
-                row |= {"first": algorithms[first], "second": algorithms[second]}
-                row["mean"] = statistics.difference_of_means(x, y)
-                row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
-                row["improvement"] = statistics.probability_of_improvement(x, y)
-                row["welch"] = statistics.welch_test(x, y)
-                rows.append(row)
+                if first in algorithms and second in algorithms:
+                    x, y = algorithms[first].final_return, algorithms[second].final_return
+                    row: dict[str, Any] = {"panel": panel, "name": f"{first} − {second}"}
+                    row |= {"first": algorithms[first], "second": algorithms[second]}
+                    row["mean"] = statistics.difference_of_means(x, y)
+                    row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
+                    row["improvement"] = statistics.probability_of_improvement(x, y)
+                    row["welch"] = statistics.welch_test(x, y)
+                    rows.append(row)
         return pd.DataFrame(rows)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Array]]:
         """
-        :return: for each variant and label, final returns of all its environments, from 0 at the environment's
-            lowest to 1 at its highest (``n_runs x n_envs``), where a variant has several environments and a label
-            equally many runs in each
+        :return: for each variant with several environments, and each label with equally many runs in all of them: final
+            returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
         """
         by_env = self.compared.groupby("environment").final_return
         lowest, highest = by_env.transform("min"), by_env.transform("max")
-        scaled = self.compared.assign(
-            score=(self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0)
-        )
+        score = (self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0)
         scores: dict[str, dict[str, Array]] = {}
-        for variant, runs in scaled.groupby("variant"):
+        for variant, runs in self.compared.assign(score=score).groupby("variant"):
             env_ids = runs.environment.unique()
             for label in self.labels:
                 columns = [group.score for _, group in runs[runs.algorithm == label].groupby("environment")]
@@ -454,11 +436,11 @@ def _runs(runs: pd.DataFrame, unreadable: Sequence[tuple[Path, str]]) -> Iterato
     )
     yield "## Runs"
     rows = []
-    for _, group in runs.groupby(GROUP, sort=False):
+    for names, group in runs.groupby(GROUP, sort=False):
         ended = group[group.status == "done"]
-        counts = [len(ended), len(group) - len(ended), f"{group.n_timesteps.iloc[0]:,}"]
         hours = sum(record.wall_time for record in ended.record) / 3600
-        rows.append([*_names(group), *counts, _seeds(ended.seed.tolist()), f"{hours:.2g}"])
+        counts = [len(ended), len(group) - len(ended), f"{group.n_timesteps.iloc[0]:,}"]
+        rows.append([*names, *counts, _seeds(ended.seed.tolist()), f"{hours:.2g}"])
     yield _table("environment | variant | algorithm | done | failed | steps | seeds | hours", rows)
     if len(failed):
         yield "Failed:"
@@ -474,40 +456,39 @@ def _runs(runs: pd.DataFrame, unreadable: Sequence[tuple[Path, str]]) -> Iterato
 def _returns(results: Results) -> Iterator[str]:
     yield "## Returns"
     rows = []
-    for summary in results.summaries.itertuples():
-        returns = summary.runs.final_return
-        _, evaluated = evaluations(summary.runs)
-        mean = [len(returns), _mean_and_error(returns), _estimate(summary.mean)[1]]
-        cvar = [*_estimate(summary.cvar), _count(summary.n_behind_cvar, "run")]
-        last = _mean_and_error(evaluated[:, -1]) if evaluated.size else DASH
-        rows.append([*_names(summary.runs), *mean, *cvar, _number(returns.min()), _number(returns.max()), last])
+    # numbers of runs of which the CVaR has just one
+    alone = set()
+    for names, runs in results.groups.items():
+        returns = runs.final_return
+        mean, cvar = statistics.bootstrap_mean(returns), statistics.bootstrap_cvar(returns, results.kappa)
+        n_behind_cvar = statistics.runs_behind_cvar(len(runs), results.kappa)
+        if n_behind_cvar == 1:
+            alone.add(len(runs))
+        row = [*names, len(runs), _mean_and_error(returns), _estimate(mean)[1], *_estimate(cvar)]
+        row += [_count(n_behind_cvar, "run"), _number(returns.min()), _number(returns.max())]
+        rows.append([*row, _mean_and_error(_last_evaluation(runs))])
     yield _table(
         f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
         "rests on | lowest | highest | last evaluation",
         rows,
     )
-    counts = results.summaries.runs.map(len)
-    alone = sorted(set(counts[results.summaries.n_behind_cvar == 1]) - {1})
-    if alone:
+    if several := sorted(alone - {1}):
         yield (
-            f"**The {results.cvar_name} of {' or '.join(map(str, alone))} runs is the worst run alone.** It takes "
+            f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** It takes "
             f"more than {1 / results.kappa:g} runs for it to rest on two."
         )
-    if (counts == 1).any():
+    if 1 in alone:
         yield "One run alone has neither a standard error nor an interval, and its CVaR is its return."
 
 
 def _successes(results: Results) -> Iterator[str]:
     rows = []
-    for summary in results.summaries.itertuples():
-        shares = summary.runs.final_success.dropna()
+    for names, runs in results.groups.items():
+        shares = runs.final_success.dropna()
         if len(shares):
-            _, evaluated = evaluations(summary.runs, "is_success")
-            last = _share(evaluated[:, -1]) if evaluated.size else DASH
-            interval = " to ".join(f"{bound:.1%}" for bound in statistics.bootstrap_mean(shares)[1:])
-            rows.append(
-                [*_names(summary.runs), len(shares), _share(shares), interval if len(shares) > 1 else DASH, last]
-            )
+            _, interval = _estimate(statistics.bootstrap_mean(shares), PERCENT)
+            last = _mean_and_error(_last_evaluation(runs, "is_success"), PERCENT)
+            rows.append([*names, len(shares), _mean_and_error(shares, PERCENT), interval, last])
     if rows:
         yield "## Success rates"
         yield (
@@ -524,20 +505,19 @@ def _differences(results: Results) -> Iterator[str]:
     rows = []
     unlike = set()
     for comparison in results.comparisons.itertuples():
-        names = [*_names(comparison.first)[:2], comparison.name, f"{len(comparison.first)}, {len(comparison.second)}"]
+        n_runs = f"{len(comparison.first)}, {len(comparison.second)}"
         t, p = comparison.welch
         welch = [_number(t, 2), "< 0.001" if p < 0.001 else _number(p, 3)]
-        others = [*_estimate(comparison.cvar), *_estimate(comparison.improvement, 2)]
-        rows.append([*names, *_estimate(comparison.mean), *welch, *others])
-        where = ", ".join(filter(None, [comparison.environment, comparison.variant]))
+        others = [*_estimate(comparison.cvar), *_estimate(comparison.improvement, "{:.2f}".format)]
+        rows.append([*comparison.panel, comparison.name, n_runs, *_estimate(comparison.mean), *welch, *others])
         if different := _different_hyperparameters(comparison.first, comparison.second):
-            unlike.add(f"- {comparison.name} on {where}: {'; '.join(different)}")
+            unlike.add(f"- {comparison.name} on {_joined(comparison.panel)}: {'; '.join(different)}")
     yield _table(
         "environment | variant | difference | runs | of means | interval | Welch t | p | "
         f"of {results.cvar_name} | interval | probability of improvement | interval",
         rows,
     )
-    # a difference is one of hyperparameters, too, where those that algorithms share are not the same
+    # a difference may come from unequal hyperparameters, too
     if unlike:
         yield "**Not only the algorithms differ**, but also settings that both have:"
         yield "\n".join(sorted(unlike))
@@ -552,37 +532,33 @@ def _different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> lis
 
 def _proposed_steps(results: Results) -> Iterator[str]:
     yield "## Proposed steps"
-    measured = results.summaries[results.summaries.kl_ratios.map(len) > 0]
-    if len(measured):
+    rows = []
+    silent = set(results.labels)
+    for names, runs in results.groups.items():
+        ratios, proposed = (update_values(runs, key) for key in ("kl_ratio", "kl_proposed"))
+        if len(ratios):
+            silent.discard(names[-1])
+            shares = [PERCENT(statistics.share_at_least(ratios, threshold)) for threshold in (2.0, 3.0)]
+            mean_kl = _number(proposed.mean(), 4) if len(proposed) else ""
+            rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *shares, mean_kl])
+    if rows:
         yield (
             "KL ratio: actual KL divergence of a proposed step, before the line search, over the estimated one; over "
             "all updates of all runs."
         )
-        rows = []
-        for summary in measured.itertuples():
-            ratios, proposed = summary.kl_ratios, update_values(summary.runs, "kl_proposed")
-            shares = [f"{statistics.share_at_least(ratios, threshold):.1%}" for threshold in (2.0, 3.0)]
-            mean_kl = _number(proposed.mean() if len(proposed) else math.nan, 4)
-            median = _number(float(np.median(ratios)), 2)
-            rows.append([*_names(summary.runs), f"{len(ratios):,}", median, *shares, mean_kl])
         yield _table(
             "environment | variant | algorithm | updates | median ratio | at least 2 | at least 3 | mean proposed KL",
             rows,
         )
-    silent = sorted(set(results.labels) - set(measured.algorithm))
     if silent:
-        yield f"No KL ratio in the records of {', '.join(silent)}."
+        yield f"No KL ratio in the records of {', '.join(sorted(silent))}."
 
 
 def _aggregates(results: Results) -> Iterator[str]:
     yield "## Aggregates (rliable)"
-    yield _table(
-        "environment | variant | algorithm | runs | IQM of final return | interval",
-        [
-            [*_names(summary.runs), len(summary.runs), *_estimate(summary.interquartile_mean)]
-            for summary in results.summaries.itertuples()
-        ],
-    )
+    means = results.interquartile_means.items()
+    rows = [[*names, len(results.groups[names]), *_estimate(mean)] for names, mean in means]
+    yield _table("environment | variant | algorithm | runs | IQM of final return | interval", rows)
     if not results.scores:
         if results.compared.environment.nunique() > 1:
             yield "Nothing is averaged over environments: no algorithm has equally many runs in each."
@@ -591,16 +567,16 @@ def _aggregates(results: Results) -> Iterator[str]:
         "Over all environments, with final returns scaled from 0, the lowest of all runs in an environment, to 1, the "
         "highest; for algorithms with equally many runs in every environment:"
     )
-    means, improvements = [], []
+    averaged, improvements = [], []
     for variant, by_label in results.scores.items():
         for label, scores in by_label.items():
-            mean = statistics.interquartile_mean(scores)
-            means.append([variant or DASH, label, " × ".join(map(str, scores.shape)), *_estimate(mean, 3)])
+            mean = _estimate(statistics.interquartile_mean(scores), "{:.3f}".format)
+            averaged.append([variant, label, " × ".join(map(str, scores.shape)), *mean])
         for x, y in results.pairs:
             if x in by_label and y in by_label:
                 improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
-                improvements.append([variant or DASH, f"{x} > {y}", *_estimate(improvement, 2)])
-    yield _table("variant | algorithm | runs × environments | IQM of score | interval", means)
+                improvements.append([variant, f"{x} > {y}", *_estimate(improvement, "{:.2f}".format)])
+    yield _table("variant | algorithm | runs × environments | IQM of score | interval", averaged)
     if improvements:
         yield _table("variant | pair | probability of improvement, all environments | interval", improvements)
 
@@ -610,8 +586,7 @@ def _hyperparameters(results: Results) -> Iterator[str]:
     lines = []
     for (env_id, variant, label), runs in results.runs.groupby(GROUP, sort=False):
         values = sorted(runs.record.iloc[0].spec.hyperparameters.items())
-        named = ", ".join(filter(None, [label, env_id, variant]))
-        lines.append(f"- {named}: " + ", ".join(f"`{name}: {value}`" for name, value in values))
+        lines.append(f"- {_joined([label, env_id, variant])}: " + ", ".join(f"`{k}: {value}`" for k, value in values))
     yield "\n".join(lines)
     versions = pd.DataFrame([record.versions for record in results.compared.record])
     if len(versions.columns):
@@ -632,18 +607,14 @@ def _pictures(pictures: set[str], *names: str) -> Iterator[str]:
 def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
     # pandas would need one more package for this
     names = header.split(" | ")
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _names(runs: pd.DataFrame) -> list[str]:
-    return [name or DASH for name in runs[GROUP].iloc[0]]
+    cells = [[str(cell).replace("|", "\\|") or "–" for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *cells])
 
 
 def _number(value: float, digits: int | None = None) -> str:
-    """Without digits of their own, numbers are rounded to four significant ones, and whole from 1,000 up."""
+    """Rounded to four significant digits, and to an integer from 1,000 up, unless ``digits`` says otherwise."""
     if math.isnan(value):
-        return DASH
+        return ""
     if digits is None and 0 < abs(value) < 1e-3:
         return f"{value:.4g}"
     if digits is None:
@@ -651,20 +622,21 @@ def _number(value: float, digits: int | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def _estimate(estimate: Estimate, digits: int | None = None) -> list[str]:
+def _estimate(estimate: Estimate, form: Callable[[float], str] = _number) -> tuple[str, str]:
     value, low, high = (float(np.squeeze(x)) for x in estimate)
-    interval = DASH if math.isnan(low) else f"{_number(low, digits)} to {_number(high, digits)}"
-    return [_number(value, digits), interval]
+    return form(value), "" if math.isnan(low) else f"{form(low)} to {form(high)}"
 
 
-def _mean_and_error(values: Any) -> str:
-    error = f" ± {_number(float(statistics.standard_error(values)))}" if len(values) > 1 else ""
-    return _number(float(values.mean())) + error
+def _mean_and_error(values: Any, form: Callable[[float], str] = _number) -> str:
+    if not len(values):
+        return ""
+    error = f" ± {form(float(statistics.standard_error(values)))}" if len(values) > 1 else ""
+    return form(float(values.mean())) + error
 
 
-def _share(values: Any) -> str:
-    error = f" ± {float(statistics.standard_error(values)):.1%}" if len(values) > 1 else ""
-    return f"{float(values.mean()):.1%}{error}"
+def _last_evaluation(runs: pd.DataFrame, name: str = "returns") -> Array:
+    _, means = evaluations(runs, name)
+    return means[:, -1:].ravel()
 
 
 def _count(n: int, noun: str) -> str:
@@ -674,7 +646,11 @@ def _count(n: int, noun: str) -> str:
 def _seeds(seeds: list[int]) -> str:
     if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]} to {seeds[-1]}"
-    return ", ".join(map(str, seeds)) or DASH
+    return ", ".join(map(str, seeds))
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(filter(None, names))
 
 
 def _code(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a study: ``study.json``, which tells it apart from other folders, ``records/``, and ``models/``."""
+"""The folder of a study: the marker ``study.json``, ``records/``, ``models/`` and ``locks/``."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sb3_uatrpo.study.record import (
     Record,
@@ -17,20 +18,23 @@ from sb3_uatrpo.study.record import (
     write_record,
 )
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 MARKER = "study.json"
-# of the folder; records have their own
+# Format of the folder; records have their own
 FORMAT = 1
 
-# The content of files by relative path
+# Contents of files by relative path
 Files = dict[str, bytes]
 
 
 class StudyFolder:
     """
     :param path: a study's folder
-    :param create: whether to make it one, if it is empty or not there
+    :param create: whether to turn a missing or empty folder into one
     :raises StudyError: if it is not the folder of a study
-    :raises OSError: if there is no place for records
+    :raises OSError: if records cannot be written there
     """
 
     def __init__(self, path: str | os.PathLike[str], create: bool = False) -> None:
@@ -38,14 +42,14 @@ class StudyFolder:
         self.records_path = self.path / "records"
         marker = self.path / MARKER
         try:
-            # what begins with a dot may be the marker of another driver, half-way
+            # another driver may be writing its marker, to a file that begins with a dot
             if create and not marker.exists() and not any(self.path.glob("[!.]*")):
                 write_atomically(marker, json.dumps({"format": FORMAT}) + "\n")
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StudyError(f"{self.path} is not the folder of a study, for want of a {MARKER}: {error}") from error
+            raise StudyError(f"{self.path} is not the folder of a study (no readable {MARKER}): {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise StudyError(f"{self.path} is a study of another format than {FORMAT}, the one that this version reads")
+            raise StudyError(f"{self.path} is a study of another format; this version reads format {FORMAT}")
         if create:
             self.records_path.mkdir(exist_ok=True)
 
@@ -54,12 +58,12 @@ class StudyFolder:
         return read_records(self.records_path, series)
 
     def read(self, spec: RunSpec) -> Record | None:
-        """:return: the record of a run, ``None`` if there is none that can be read"""
+        """:return: the record of a run, ``None`` if there is no readable one"""
         try:
             record = read_record(self.records_path / spec.file_name)
         except StudyError:
             return None
-        # not what somebody has copied there
+        # not a copy of another run's record
         return record if record.spec == spec else None
 
     def write(self, record: Record) -> Path:
@@ -69,7 +73,7 @@ class StudyFolder:
     def write_model(self, spec: RunSpec, files: Files) -> None:
         """
         :param spec: a run
-        :param files: what RL Zoo's ``enjoy`` needs of it, in the layout of its log folder; nothing is written of none
+        :param files: what RL Zoo's ``enjoy`` needs of it, in the layout of its log folder; may be empty
         """
         for name, content in files.items():
             path = self.model_path(spec) / name
@@ -77,27 +81,28 @@ class StudyFolder:
             path.write_bytes(content)
 
     def model_path(self, spec: RunSpec) -> Path:
-        """:return: where what a run learned is, if it was kept"""
+        """:return: where a run's model is, if it was saved"""
         return self.path / "models" / Path(spec.file_name).stem
 
     @contextmanager
     def claims(self) -> Iterator["Claims"]:
-        """:return: for the time of the context, the means to keep other drivers off a run"""
+        """:return: within the context, claims on runs; they are released at its end"""
         claims = Claims(self.path / "locks")
         try:
             yield claims
         finally:
-            claims.release_all()
+            for spec in list(claims.held):
+                claims.release(spec)
 
 
 def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[int, list[tuple[Path, str]]]:
     """
-    Copy records into one study, with the models that were kept. Of two of the same run, one that is done beats one that
-    failed, and then the one in the target stays, or the first that comes.
+    Copy records, with their models, into one study. Of two records of the same run, one that is done is preferred to
+    one that failed; otherwise the one in the target stays, or the first source's.
 
-    :param sources: studies to copy from, left as they are
+    :param sources: studies to copy from
     :param target: study to copy to
-    :return: the number of records copied, and (path, reason) of each file in the sources that holds no record
+    :return: the number of records copied, and (path, reason) of each unreadable record in the sources
     """
     n_copied, bad = 0, []
     for source in sources:
@@ -115,21 +120,19 @@ def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[
 
 class Claims:
     """
-    Runs that this driver has under way. The operating system drops a claim with the process that holds it, so that
-    a driver that was killed leaves nothing to clean up.
+    Claims on the runs that this driver has under way, which keep other drivers off them. The operating system releases
+    the claims of a process that dies, so that a killed driver leaves nothing to clean up.
 
-    :param folder: where the lock files are while they are needed; made if it is not there, and left for other drivers
+    :param folder: of the lock files; created if missing, and left for other drivers
     """
 
     def __init__(self, folder: Path) -> None:
-        from filelock import FileLock
-
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.held: dict[RunSpec, FileLock] = {}
 
     def take(self, spec: RunSpec) -> bool:
-        """:return: whether nobody else has the run under way"""
+        """:return: whether the run is now claimed; not if another driver has it under way"""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.folder / f"{spec.file_name}.lock")
@@ -142,15 +145,10 @@ class Claims:
 
     def release(self, spec: RunSpec) -> None:
         """
-        :param spec: a run that was taken. Whoever takes it next has to look for its record.
+        :param spec: a claimed run. Whoever claims it next has to look for its record.
         """
         lock = self.held.pop(spec)
-        # before the release, so that the file of another driver's claim is not the one that goes
+        # before the release: afterwards, it might be the file of another driver's claim
         with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()
-
-    def release_all(self) -> None:
-        """Let go of everything."""
-        for spec in list(self.held):
-            self.release(spec)

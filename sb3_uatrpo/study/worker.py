@@ -1,8 +1,8 @@
 """
-One run, from its specification to its record. It is RL Zoo's own: its environments, model and schedules.
+One run, from its specification to its record. RL Zoo makes its environments, model and schedules.
 
 ``python -m sb3_uatrpo.study.worker FOLDER`` is the process of a run: it reads its task from a file in the folder, and
-leaves there the steps that it has done, its record, and what it learned if that is wanted.
+writes there the number of steps done, its record, and the trained model if asked for.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -37,42 +38,41 @@ if TYPE_CHECKING:
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "sb3_uatrpo", "stable_baselines3", "torch")
 # Environment variables that keep numerical libraries to one thread, read when they are loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# Keeps what is reported rare, and the records of algorithms that learn after every few steps small
+# Makes reports rare, and keeps the records of algorithms that learn after every few steps small
 STEPS_BETWEEN_REPORTS = 200
 # Seconds between two writes of the file with the steps
 REPORT_INTERVAL = 0.5
-# Seeds of the evaluations' environment lie this far from those of training
+# Distance between the seeds of training and of evaluation environments
 EVAL_SEED_OFFSET = 1_000_000
-# What a run's folder holds, besides its record
+# Files in a run's folder, besides its record
 TASK, STEPS, OUTPUT, MODEL = "task.json", "steps", "output.txt", "model"
-
-Series = tuple[dict[str, list], dict[str, list], dict[str, list]]
-EMPTY: Series = (
-    {"timesteps": [], "returns": [], "lengths": []},
-    {"timesteps": [], "returns": []},
-    {"timesteps": []},
-)
+# The series of a record, before anything has happened
+EMPTY: dict[str, dict[str, list]] = {
+    "episodes": {"timesteps": [], "returns": [], "lengths": []},
+    "evaluations": {"timesteps": [], "returns": []},
+    "updates": {"timesteps": []},
+}
 
 
 def run_one(
     spec: RunSpec, report: Callable[[int], None] | None = None, model_folder: str | os.PathLike[str] | None = None
 ) -> Record:
     """
-    Train once, on one CPU thread. The same specification gives the same record, but for the time that it took.
+    Train once, on one CPU thread. The same specification gives the same record, except for the time that it took.
 
-    A process of its own is meant: global random number generators are seeded and torch is kept to one thread. Other
-    numerical libraries have to be kept to it before they are loaded, with ``ONE_THREAD`` in the environment.
+    Intended for a process of its own: it seeds global random number generators and keeps torch to one thread. Other
+    numerical libraries have to be kept to one thread before they are loaded, with ``ONE_THREAD`` in the environment.
 
     :param spec: what to run
-    :param report: called now and then with the steps done so far
-    :param model_folder: where to leave what was learned, as RL Zoo's ``enjoy`` reads it, without the sketch of UATRPO
-    :return: a record with status ``"failed"`` and the traceback if the run raised an exception
+    :param report: called from time to time with the number of steps done
+    :param model_folder: where to save the trained model for RL Zoo's ``enjoy``, without the sketch of UATRPO
+    :return: a record, with status ``"failed"`` and the traceback if the run raised an exception
     """
     started, clock = datetime.now(timezone.utc), time.perf_counter()
     try:
         with TemporaryDirectory(prefix="sb3_uatrpo_study_") as folder:
             series, problem = _train(spec, report or (lambda steps: None), Path(folder), model_folder), None
-    # one that would end the process is a failure of the run like any other
+    # an environment may also try to end the process
     except (Exception, SystemExit):
         series, problem = EMPTY, traceback.format_exc()
     return _record(spec, series, problem, started, time.perf_counter() - clock)
@@ -80,27 +80,26 @@ def run_one(
 
 def failed_record(spec: RunSpec, reason: str, started: datetime) -> Record:
     """
-    :param spec: a run that came to an end without saying why
-    :param reason: what is known
+    :param spec: a run that ended without a record
+    :param reason: what is known about the failure
     :param started: when it started
     :return: its record
     """
     return _record(spec, EMPTY, reason, started, (datetime.now(timezone.utc) - started).total_seconds())
 
 
-def _record(spec: RunSpec, series: Series, problem: str | None, started: datetime, wall_time: float) -> Record:
+def _record(
+    spec: RunSpec, series: dict[str, dict[str, list]], problem: str | None, started: datetime, wall_time: float
+) -> Record:
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    episodes, evaluations, updates = series
     return Record(
         spec=spec,
         status="failed" if problem else "done",
         traceback=problem,
-        episodes=episodes,
-        evaluations=evaluations,
-        updates=updates,
+        **series,
         versions=versions,
         machine={"system": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())},
         wall_time=round(wall_time, 3),
@@ -110,7 +109,7 @@ def _record(spec: RunSpec, series: Series, problem: str | None, started: datetim
 
 def _train(
     spec: RunSpec, report: Callable[[int], None], folder: Path, model_folder: str | os.PathLike[str] | None
-) -> Series:
+) -> dict[str, dict[str, list]]:
     import torch as th
     import yaml
     from rl_zoo3.exp_manager import ExperimentManager
@@ -127,13 +126,13 @@ def _train(
     config = folder / "hyperparameters.yml"
     config.write_text(yaml.safe_dump({name: {**spec.hyperparameters, "n_timesteps": spec.n_timesteps}}))
     manager = ExperimentManager(
-        # what RL Zoo leaves beside a model as the command line
+        # RL Zoo saves these beside a model as its command line
         argparse.Namespace(algo=spec.algo, env=name, seed=spec.seed, n_timesteps=spec.n_timesteps, env_kwargs=None),
         spec.algo,
         name,
         str(folder),
         n_timesteps=spec.n_timesteps,
-        # or else only the environments of training would get them
+        # otherwise, only the training environments would get them
         env_kwargs=spec.hyperparameters.get("env_kwargs"),
         eval_freq=0,
         seed=spec.seed,
@@ -145,43 +144,37 @@ def _train(
         experiment = manager.setup_experiment()
     assert experiment is not None
     model = experiment[0]
-    # no output: what is logged goes to the recorder
+    # no output: the recorder reads the logged values
     model.set_logger(Logger(folder=None, output_formats=[]))
     env = model.get_env()
     assert env is not None
     recorder = RunRecorder(report, STEPS_BETWEEN_REPORTS)
-    callbacks: list[BaseCallback] = [*manager.callbacks, recorder]
-    evaluations = EMPTY[1]
     with closing(env):
-        if spec.eval_freq > 0:
-            evaluation = _evaluation(manager, spec, env.num_envs, folder)
-            callbacks.append(evaluation)
-        model.learn(spec.n_timesteps, callback=callbacks)
+        evaluation = _evaluation(manager, spec, env.num_envs, folder) if spec.eval_freq > 0 else None
+        model.learn(spec.n_timesteps, callback=[*manager.callbacks, recorder, *filter(None, [evaluation])])
         report(model.num_timesteps)
-        if spec.eval_freq > 0:
-            evaluation.eval_env.close()
-            evaluations = {
-                "timesteps": evaluation.evaluations_timesteps,
-                "returns": [[float(value) for value in values] for values in evaluation.evaluations_results],
-            }
-            # SB3 has as many of these as episodes reported one
-            successes = evaluation.evaluations_successes
-            if successes and all(len(values) == spec.n_eval_episodes for values in successes):
-                evaluations["is_success"] = [[float(value) for value in values] for values in successes]
-        episodes = _episodes(env, recorder.successes)
+        series = {**EMPTY, "episodes": _episodes(env, recorder.successes), "updates": recorder.columns()}
+    if evaluation is not None:
+        evaluation.eval_env.close()
+        returns, successes = evaluation.evaluations_results, evaluation.evaluations_successes
+        evaluations = {"timesteps": evaluation.evaluations_timesteps, "returns": np.array(returns, float).tolist()}
+        # SB3 lists only the episodes that reported one
+        if successes and all(len(values) == spec.n_eval_episodes for values in successes):
+            evaluations["is_success"] = np.array(successes, float).tolist()
+        series["evaluations"] = evaluations
     if model_folder is not None:
         _save_model(model, manager, Path(model_folder))
-    return episodes, evaluations, recorder.columns()
+    return series
 
 
 def _evaluation(manager: "ExperimentManager", spec: RunSpec, n_envs: int, folder: Path) -> EvalCallback:
-    """The callback that evaluates, and keeps its results only where it also writes them: in ``folder``."""
     env = manager.create_envs(1, eval_env=True)
     env.seed(spec.seed + EVAL_SEED_OFFSET)
     return EvalCallback(
         env,
         n_eval_episodes=spec.n_eval_episodes,
         eval_freq=max(spec.eval_freq // n_envs, 1),
+        # it keeps its results only if it also writes them
         log_path=str(folder),
         deterministic=True,
         verbose=0,
@@ -189,29 +182,24 @@ def _evaluation(manager: "ExperimentManager", spec: RunSpec, n_envs: int, folder
 
 
 def _episodes(env: VecEnv, successes: dict[int, list]) -> dict[str, list]:
-    """What each environment's Monitor has seen. They step together, so n steps of one are n of each."""
-    ended = []
-    known = False
-    for i, (returns, lengths) in enumerate(
-        zip(env.get_attr("episode_returns"), env.get_attr("episode_lengths"), strict=True)
-    ):
-        # an algorithm that does not learn from these environments' steps has no such list
+    """The episodes that each environment's Monitor saw. Environments step together: n steps of one are n of each."""
+    ended: list[tuple] = []
+    seen = zip(env.get_attr("episode_returns"), env.get_attr("episode_lengths"), strict=True)
+    for i, (returns, lengths) in enumerate(seen):
+        # an algorithm that learns from other environments' steps has no such list
         is_success = successes[i] if len(successes[i]) == len(returns) else [None] * len(returns)
-        known = known or any(value is not None for value in is_success)
-        steps = 0
-        for episode_return, length, success in zip(returns, lengths, is_success, strict=True):
-            steps += length
-            ended.append((steps * env.num_envs, float(episode_return), int(length), success))
+        steps = (np.cumsum(lengths, dtype=int) * env.num_envs).tolist()
+        ended += zip(steps, map(float, returns), map(int, lengths), is_success, strict=True)
     ended.sort(key=lambda episode: episode[0])
-    columns = [list(column) for column in zip(*ended, strict=True)] or [[], [], [], []]
-    episodes = dict(zip(("timesteps", "returns", "lengths", "is_success"), columns, strict=True))
-    if not known:
+    names = ("timesteps", "returns", "lengths", "is_success")
+    episodes = {name: [episode[i] for episode in ended] for i, name in enumerate(names)}
+    if all(value is None for value in episodes["is_success"]):
         del episodes["is_success"]
     return episodes
 
 
 def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path) -> None:
-    """What RL Zoo leaves of a run, but for monitor files, and for the sketch, which is most of it."""
+    """Save what RL Zoo saves, without monitor files, and without the sketch, which is most of a model."""
     from sb3_uatrpo.core.sketch import Sketch
 
     sketch = getattr(model, "sketch", None)
@@ -222,18 +210,18 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
         manager.save_trained_model(model)
     run = Path(manager.save_path)
     ignored = shutil.ignore_patterns("*.csv", "command.txt")
-    # where RL Zoo looks below its log folder, such as uatrpo/Hopper-v4_1
+    # RL Zoo looks for a model in, for example, uatrpo/Hopper-v4_1
     shutil.copytree(run, folder / manager.algo / run.name, ignore=ignored)
 
 
 class RunRecorder(BaseCallback):
     """
-    Keeps the numbers and strings that are logged under ``train/``, of the last update too, which SB3 logs but never
-    writes; and what episodes say of their success, which Monitor does not keep.
+    Keeps the numbers and strings logged under ``train/``, also those of the last update, which SB3 logs but never
+    writes, and the ``is_success`` of episodes, which Monitor does not keep.
 
-    :param report: called with the number of steps so far
-    :param n_steps: least steps between two reports, and between two updates that are kept: of an algorithm that
-        learns after every few steps, such as SAC, only a part is
+    :param report: called with the number of steps done
+    :param n_steps: fewest steps between two reports, and between two updates that are kept: algorithms that learn after
+        every few steps, such as SAC, have many
     """
 
     def __init__(self, report: Callable[[int], None], n_steps: int) -> None:
@@ -241,7 +229,7 @@ class RunRecorder(BaseCallback):
         self.report = report
         self.n_steps = n_steps
         self.updates: list[dict[str, Any]] = []
-        #: for each environment, ``info["is_success"]`` of its episodes, ``None`` where it is not there
+        #: for each environment, ``info["is_success"]`` of its episodes, ``None`` where it is missing
         self.successes: dict[int, list] = defaultdict(list)
         self.reported = 0
         self.seen: Any = None
@@ -257,7 +245,7 @@ class RunRecorder(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        # An update lies between the end of one rollout and the start of the next
+        # an update lies between the end of one rollout and the start of the next
         values = self.logger.name_to_value
         number = values.get("train/n_updates")
         if number is None or number == self.seen:
@@ -281,7 +269,7 @@ class RunRecorder(BaseCallback):
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of NumPy and torch as Python's own; anything else, such as pictures and arrays, as it is."""
+    """Numbers of NumPy and torch as Python's; anything else, such as figures and arrays, unchanged."""
     try:
         return value.item()
     except (AttributeError, RuntimeError, ValueError):
@@ -292,8 +280,8 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """Run what the folder's task says. The process ends when its driver is gone."""
-    # the driver ends its runs itself
+    """Run the task in the folder. The process ends when its driver is gone."""
+    # the driver stops its runs itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_the_driver, args=(folder,), daemon=True).start()
@@ -312,15 +300,15 @@ def main() -> None:
 
 
 def _end_with_the_driver(folder: Path) -> None:
-    """Wait beside the run, whatever it is busy with, until nobody is left to take the result, or to clean up."""
-    # the driver holds the other end of this pipe, and writes nothing. Python's own stdin would be locked at the exit.
+    """Wait until the driver is gone, then remove the folder and end the process."""
+    # the driver holds the other end of this pipe, and never writes. Python's own stdin would be locked at the exit.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def _let_mujoco_warn_here() -> None:
-    """Where all else does, in Python's standard error: MuJoCo writes past it, and to a file in the current folder."""
+    """Print MuJoCo's warnings to Python's standard error. By default, it also writes a file in the current folder."""
     with suppress(ImportError):
         import mujoco
 

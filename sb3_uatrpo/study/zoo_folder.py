@@ -1,8 +1,6 @@
 """
-Records from folders that RL Zoo wrote itself: ``logs/ALGO/ENV_1/`` with ``0.monitor.csv``, ``evaluations.npz``,
-``ENV/config.yml`` and ``ENV/args.yml``.
-
-RL Zoo keeps no ``train/`` values in them, so such records have no KL ratio.
+Records from RL Zoo's log folders: ``logs/ALGO/ENV_1/`` with ``0.monitor.csv``, ``evaluations.npz``, ``ENV/config.yml``
+and ``ENV/args.yml``. They hold no ``train/`` values, so these records have no KL ratio.
 """
 
 import json
@@ -15,55 +13,42 @@ import numpy as np
 
 from sb3_uatrpo.study.record import Record, RunSpec
 
-# Arguments of rl_zoo3.train that change a run's numbers, besides what config.yml holds
+# Arguments of rl_zoo3.train that affect a run's numbers, besides those in config.yml
 ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent")
-
-
-def find_runs(folder: Path) -> list[Path]:
-    """
-    :param folder: RL Zoo's log folder, that of an algorithm in it, or that of a run
-    :return: the folders of the runs in it, sorted
-    """
-    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
-    return sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)})
 
 
 def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
-    :param folder: RL Zoo's log folder, that of an algorithm in it, or that of a run
-    :return: records, and (path, reason) of run folders that cannot be read or that repeat another one. A run that
-        has not come to its end has status "failed".
+    :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
+    :return: records, and (path, reason) of run folders that cannot be read or that repeat another one. An unfinished
+        run has status ``"failed"``.
     """
-    records: dict[str, tuple[Record, Path]] = {}
+    records: dict[RunSpec, tuple[Record, Path]] = {}
     bad = []
-    for run in find_runs(folder):
+    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
+    for run in sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)}):
         try:
-            record = read_zoo_run(run)
-        # whatever a truncated or foreign file brings about: it is named in the report
+            record = _read_run(run)
+        # a truncated or foreign file may raise anything; the report names it
         except Exception as error:
             bad.append((run, f"{type(error).__name__}: {error}".splitlines()[0]))
             continue
-        key = record.spec.key()
-        if key in records and records[key][0].status == record.status == "done":
-            bad.append((run, f"the same run as {records[key][1].name}: equal settings and seed"))
-        elif key not in records or record.status == "done":
-            records[key] = (record, run)
+        other, where = records.get(record.spec, (None, run))
+        if other is not None and other.status == record.status == "done":
+            bad.append((run, f"the same run as {where.name}: equal settings and seed"))
+        elif other is None or record.status == "done":
+            records[record.spec] = (record, run)
     return [record for record, _ in records.values()], bad
 
 
-def read_zoo_run(run: Path) -> Record:
-    """
-    :param run: for example ``logs/uatrpo/Hopper-v4_1``
-    :return: its record
-    :raises Exception: whatever comes of a file that is missing or broken
-    """
+def _read_run(run: Path) -> Record:
     import pandas as pd
 
     (arguments_file,) = run.glob("*/args.yml")
     arguments = _read_yaml(arguments_file)
-    settings = _read_yaml(arguments_file.with_name("config.yml"))
-    settings |= {name: arguments[name] for name in ARGUMENTS if arguments.get(name)}
-    configured = settings.pop("n_timesteps")
+    hyperparameters = _read_yaml(arguments_file.with_name("config.yml"))
+    hyperparameters |= {name: arguments[name] for name in ARGUMENTS if arguments.get(name)}
+    configured = hyperparameters.pop("n_timesteps")
     n_timesteps = int(arguments["n_timesteps"] if arguments["n_timesteps"] > 0 else configured)
 
     headers, frames = [], []
@@ -75,7 +60,7 @@ def read_zoo_run(run: Path) -> Record:
             headers.append(json.loads(lines.readline().removeprefix("#")))
             # a line that was being written has too few fields
             frame = pd.read_csv(lines, usecols=["r", "l", "t"]).dropna()
-        # environments are stepped together, so that a step of one stands for a step of each
+        # environments step together: n steps of one are n of each
         frames.append(frame.assign(timesteps=frame["l"].cumsum() * len(monitors)))
     episodes = pd.concat(frames).sort_values("timesteps", kind="stable")
 
@@ -93,7 +78,7 @@ def read_zoo_run(run: Path) -> Record:
             seed=int(arguments["seed"]),
             n_timesteps=n_timesteps,
             variant="",
-            hyperparameters=settings,
+            hyperparameters=hyperparameters,
             eval_freq=max(0, int(arguments["eval_freq"])),
             n_eval_episodes=int(arguments["eval_episodes"]),
         ),
@@ -114,7 +99,7 @@ def read_zoo_run(run: Path) -> Record:
 
 
 def _why_unfinished(model: Path, n_timesteps: int) -> str | None:
-    """RL Zoo saves the model when the run ends, early or not."""
+    # RL Zoo saves the model when the run ends, early or not
     if not model.exists():
         return f"no {model.name}: the run was killed, or is under way"
     with zipfile.ZipFile(model) as archive:
@@ -123,16 +108,13 @@ def _why_unfinished(model: Path, n_timesteps: int) -> str | None:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """RL Zoo dumps an OrderedDict; no other Python object is made from the file."""
+    """Read a file in which RL Zoo has dumped an OrderedDict; no other Python object is constructed."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         pass
 
-    def pairs(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> dict[str, Any]:
-        (content,) = loader.construct_sequence(node, deep=True)
-        return dict(content)
-
-    Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", pairs)
+    tag = "tag:yaml.org,2002:python/object/apply:collections.OrderedDict"
+    Loader.add_constructor(tag, lambda loader, node: dict(*loader.construct_sequence(node, deep=True)))
     content: dict[str, Any] = yaml.load(path.read_text(), Loader)
     return content

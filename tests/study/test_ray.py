@@ -11,36 +11,42 @@ from pathlib import Path
 
 import pytest
 
-from tests.study.test_run import PATIENCE, ROOT, command, is_alive, let_go, records_of, runs_seen, start, wait_for
+from tests.study.test_run import PATIENCE, ROOT, command, let_go, records_of, runs_seen, start, wait_for
 
 # Without it, Ray takes the loopback address for the machine's outward one, and connects to that
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
-# Its own process, because Ray leaves files open and threads running in the process that has started a cluster.
-# A line of input kills the second node, the end of input ends the cluster.
-CLUSTER = """
-import sys
-from ray.cluster_utils import Cluster
+# A dead node is found after five of these checks; Ray's own interval is three seconds
+HEALTH_CHECKS = {"RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "1000"}
 
-def patiently(start, **options):
-    # Ray gives a node half a minute to start, which is not enough on a busy machine
-    for attempt in range(10):
-        try:
-            return start(**options)
-        except Exception:
-            if attempt == 9:
-                raise
+# Its own process, because Ray leaves files open and threads running in the process that has started a cluster.
+# A line of input is the number of a raylet to kill, the end of input ends the cluster.
+CLUSTER = """
+import os, signal, sys, time
+from contextlib import suppress
+import ray
+from ray.cluster_utils import Cluster
 
 node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 head = {**node, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
-cluster = patiently(Cluster, initialize_head=True, head_node_args=head)
-second = patiently(cluster.add_node, **node)
+for attempt in range(10):
+    # Ray gives a node half a minute to start, which is not enough on a busy machine
+    with suppress(Exception):
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        break
+# the second node starts all the same when Ray no longer waits for it
+with suppress(Exception):
+    cluster.add_node(**node)
+ray.init(cluster.address, logging_level="ERROR", log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < 2:
+    time.sleep(0.1)
+ray.shutdown()
 print(cluster.address, flush=True)
-if sys.stdin.readline():
-    cluster.remove_node(second, allow_graceful=False)
-    print("killed", flush=True)
+if raylet := sys.stdin.readline():
+    os.kill(int(raylet), signal.SIGKILL)
+    # its children only notice when it is no longer a zombie
+    os.waitpid(int(raylet), 0)
     sys.stdin.readline()
-cluster.shutdown()
 """
 
 
@@ -50,7 +56,7 @@ def cluster():
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         # all that it writes, also the address of the cluster that is running, which might be another one's
         own_folder = {"RAY_TMPDIR": folder, "RAY_ENABLE_AUTO_CONNECT": "0"}
-        environment = {**os.environ, **LOOPBACK_ONLY, **own_folder}
+        environment = {**os.environ, **LOOPBACK_ONLY, **own_folder, **HEALTH_CHECKS}
         with subprocess.Popen(
             [sys.executable, "-c", CLUSTER],
             cwd=ROOT,
@@ -72,40 +78,39 @@ def parent_of(process: int) -> int:
 def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     address = cluster.stdout.readline().strip()
     assert address.startswith("127.0.0.1:")
-    words = command(tmp_path, "--ray", address, "--save-models", seeds="0-2", hold_from=1)
+    words = command(tmp_path, "--ray", address, "--save-models", seeds="0-1", hold_from=1)
     driver = start(words, **LOOPBACK_ONLY)
     # one run on each node is half-way
     running = wait_for(lambda: len(runs_seen(tmp_path)) == 2 and runs_seen(tmp_path))
     # of a run, the parent is Ray's worker, and that one's the raylet of its node
-    raylets = {process: parent_of(parent_of(process)) for process in running}
-    assert len(set(raylets.values())) == 2
-    cluster.stdin.write("kill\n")
-    cluster.stdin.flush()
-    assert cluster.stdout.readline() == "killed\n"
+    raylets = {parent_of(parent_of(process)): process for process in running}
+    assert len(raylets) == 2
+    (killed,) = (raylet for raylet in raylets if b"\0--head\0" not in Path(f"/proc/{raylet}/cmdline").read_bytes())
     # until its node's death reaches it, the lost run is alive, but it never comes to its end
-    (lost,) = wait_for(lambda: [process for process, raylet in raylets.items() if not is_alive(raylet)])
-    (tmp_path / "seen" / f"stay_{lost}").touch()
+    (tmp_path / "seen" / f"stay_{raylets[killed]}").touch()
+    cluster.stdin.write(f"{killed}\n")
+    cluster.stdin.flush()
     let_go(tmp_path)
     said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 0, said
-    assert "3 done, 0 failed" in said
+    assert "2 done, 0 failed" in said
     assert said.count("retried uatrpo") == 1
     assert "(1 of 3): NodeDiedError" in said
     records = records_of(tmp_path)
-    assert sorted(records) == [0, 1, 2]
-    assert len(list((tmp_path / "study" / "models").rglob("Waiting-v0.zip"))) == 3
+    assert sorted(records) == [0, 1]
+    assert len(list((tmp_path / "study" / "models").rglob("Waiting-v0.zip"))) == 2
     # one process for each attempt
-    assert len(runs_seen(tmp_path)) == 4
+    assert len(runs_seen(tmp_path)) == 3
 
     # the cluster is still there, for a run that fails by itself and is not retried
     (tmp_path / "seen" / "broken").touch()
-    again = command(tmp_path, "--ray", address, seeds="3")
+    again = command(tmp_path, "--ray", address, seeds="2")
     driver = start(again, **LOOPBACK_ONLY)
     said, _ = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 1, said
     assert "0 done, 1 failed" in said
     assert "retried" not in said
-    assert "RuntimeError: the environment is broken" in records_of(tmp_path)[3].traceback
+    assert "RuntimeError: the environment is broken" in records_of(tmp_path)[2].traceback
 
 
 def test_an_address_without_a_cluster(tmp_path):

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from sb3_uatrpo.study.columns import pack_table
-from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record, read_records, write_record
+from sb3_uatrpo.study.record import (
+    OUTPUT_HEADING,
+    Record,
+    RunSpec,
+    StudyError,
+    pack_table,
+    read_record,
+    read_records,
+    write_record,
+)
 from sb3_uatrpo.study.study_folder import StudyFolder
 
 PILOT = Path(__file__).parents[2] / "docs" / "results" / "pilot" / "records"

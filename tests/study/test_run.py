@@ -260,6 +260,42 @@ def test_success_is_kept_where_the_task_reports_it(tmp_path):
 # ------------------------------------------------------------------------------------------------------- whole studies
 
 
+class Instant(Executor):
+    """Has every record at once."""
+
+    def __init__(self, say):
+        super().__init__(2)
+        self.results = []
+        self.stopped = False
+
+    def compute(self, spec):
+        return replace(failed_record(spec, "", STARTED), status="done", traceback=None)
+
+    def submit(self, spec):
+        self.results.append(Result(self.compute(spec), {}))
+
+    def collect(self, timeout):
+        assert self.results, "nothing is under way"
+        results, self.results = self.results, []
+        return results
+
+    def steps(self):
+        return {}
+
+    def stop(self):
+        self.stopped = True
+
+
+class InThisProcess(Instant):
+    """Makes the runs, without the seconds that a process takes to start."""
+
+    def __init__(self, capacity, save_models):
+        super().__init__(None)
+
+    def compute(self, spec):
+        return run_one(spec)
+
+
 STUDY = """\
 algorithms: [ppo]
 environments: [CartPole-v1]
@@ -359,7 +395,7 @@ def test_a_study_from_runs_to_pictures(tmp_path, finish):
     assert list(report.glob("*.svg"))
 
 
-def test_failures_corruption_parts_and_changed_settings(tmp_path, finish):
+def test_failures_corruption_parts_and_changed_settings(tmp_path, finish, monkeypatch):
     words = command(tmp_path)
     (tmp_path / "seen" / "broken").touch()
     said = finish(words, code=1)
@@ -370,6 +406,7 @@ def test_failures_corruption_parts_and_changed_settings(tmp_path, finish):
     assert "this is the last that it says" in traceback
 
     # what failed is run again on request only
+    monkeypatch.setattr("sb3_uatrpo.study.driver.ProcessExecutor", InThisProcess)
     (tmp_path / "seen" / "broken").unlink()
     assert "2 of 2 runs have a record already" in finish(words, code=1)
     assert "2 done, 0 failed" in finish([*words, "--retry-failed"])
@@ -414,10 +451,11 @@ def test_folders_are_merged(tmp_path, finish):
     assert "0 records copied" in finish(words, code=1)
 
 
-def test_runs_that_are_too_short_for_an_evaluation_are_announced(tmp_path, finish):
-    words = ["run", "--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100", "--params", "n_steps:32"]
-    assert "no evaluations" in finish([*words, "--folder", str(tmp_path / "none")])
-    assert "no evaluations" not in finish([*words, "--folder", str(tmp_path / "some"), "--eval-freq", "50"])
+def test_runs_that_are_too_short_for_an_evaluation_are_announced(tmp_path, capsys):
+    for name, eval_freq, announced in (("none", 25_000, True), ("some", 50, False), ("exactly", 100, False)):
+        specs = plan(["ppo"], ["CartPole-v1"], [0], 100, eval_freq=eval_freq)
+        run_study(specs, StudyFolder(tmp_path / name, create=True), Instant)
+        assert ("no evaluations" in capsys.readouterr().err) == announced
 
 
 def test_a_killed_worker_takes_no_other_with_it(tmp_path):
@@ -436,34 +474,31 @@ def test_a_killed_worker_takes_no_other_with_it(tmp_path):
     assert "exit code -9" in failed.traceback
 
 
-def test_a_killed_driver_loses_only_what_is_under_way(tmp_path, finish):
+def test_a_driver_that_ends_loses_only_what_is_under_way(tmp_path, finish):
+    """However it ends, the next one goes on."""
     words = command(tmp_path, "--jobs", "1", hold_from=2)
-    driver = start(words)
-    wait_for(lambda: len(runs_seen(tmp_path)) == 2)
-    driver.kill()
-    # its worker notices, closes the pipe and ends
-    driver.communicate(timeout=PATIENCE)
-    wait_for(lambda: not any(map(is_alive, runs_seen(tmp_path))))
-    assert list(records_of(tmp_path)) == [0]
+    for i, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)):
+        driver = start(words)
+        # the first run was done by the first driver, the second one is held
+        wait_for(lambda seen=2 + i: len(runs_seen(tmp_path)) == seen)
+        # Ctrl-C goes to the workers too, the signal that ends a job to its process
+        (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
+        said, _ = driver.communicate(timeout=PATIENCE)
+        assert ("1 of 2 runs have a record already" in said) == (i > 0)
+        if number == signal.SIGKILL:
+            # the worker notices by itself
+            wait_for(lambda: not any(map(is_alive, runs_seen(tmp_path))))
+        else:
+            assert driver.returncode == 130
+            assert said.splitlines()[-1] == "interrupted: finished runs are kept, and the same command goes on"
+            assert "Traceback" not in said
+            assert not any(map(is_alive, runs_seen(tmp_path)))
+            assert not locks_in(tmp_path)
+        assert list(records_of(tmp_path)) == [0]
     let_go(tmp_path)
     said = finish(words)
     assert "1 of 2 runs have a record already" in said
     assert "2 done, 0 failed" in said
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interruption_loses_only_what_is_under_way(tmp_path, number):
-    driver = start(command(tmp_path, "--jobs", "1", hold_from=2))
-    wait_for(lambda: len(runs_seen(tmp_path)) == 2)
-    # Ctrl-C goes to the workers too, the signal that ends a job to its process
-    (os.killpg if number == signal.SIGINT else os.kill)(driver.pid, number)
-    said, _ = driver.communicate(timeout=PATIENCE)
-    assert driver.returncode == 130
-    assert said.splitlines()[-1] == "interrupted: finished runs are kept, and the same command goes on"
-    assert "Traceback" not in said
-    assert not any(map(is_alive, runs_seen(tmp_path)))
-    assert list(records_of(tmp_path)) == [0]
-    assert not locks_in(tmp_path)
 
 
 def test_nohup_is_respected():
@@ -481,39 +516,15 @@ def test_a_folder_that_another_driver_is_about_to_make(tmp_path):
 
 
 def test_two_drivers_share_a_study(tmp_path):
-    words = command(tmp_path, "--jobs", "1", seeds="0-3")
+    words = command(tmp_path, "--jobs", "1", seeds="0-2")
     drivers = [start(words), start(words)]
     said = [driver.communicate(timeout=PATIENCE)[0] for driver in drivers]
     assert [driver.returncode for driver in drivers] == [0, 0], said
-    assert all("4 done, 0 failed" in text for text in said)
+    assert all("3 done, 0 failed" in text for text in said)
     # neither repeated what the other did
-    assert sum(text.count("done   ") for text in said) == 4
-    assert len(records_of(tmp_path)) == 4
+    assert sum(text.count("done   ") for text in said) == 3
+    assert len(records_of(tmp_path)) == 3
     assert not locks_in(tmp_path)
-
-
-class Instant(Executor):
-    """Has every record at once."""
-
-    def __init__(self, say):
-        super().__init__(2)
-        self.results = []
-        self.stopped = False
-
-    def submit(self, spec):
-        record = replace(failed_record(spec, "", STARTED), status="done", traceback=None)
-        self.results.append(Result(record, {}))
-
-    def collect(self, timeout):
-        assert self.results, "nothing is under way"
-        results, self.results = self.results, []
-        return results
-
-    def steps(self):
-        return {}
-
-    def stop(self):
-        self.stopped = True
 
 
 def test_what_is_not_computed_yet_is_taken_over(tmp_path, monkeypatch):
@@ -606,7 +617,7 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path, finish):
         assert f"File exists: '{tmp_path / name / name}'" in said
     (tmp_path / "file").touch()
     said = finish(["run", *PLAN, "--folder", str(tmp_path / "file" / "study")], code=2)
-    assert "is not the folder of a study, for want of a study.json: [Errno 20] Not a directory" in said
+    assert "is not the folder of a study (no readable study.json): [Errno 20] Not a directory" in said
     write_record(make_record(), make_folder(tmp_path / "study") / "records")
     said = finish(
         ["report", "--folder", str(tmp_path / "study"), "--output", str(tmp_path / "file" / "report")], code=2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
-from rliable import metrics
+from rliable import library, metrics
 from scipy import stats
 
 from sb3_uatrpo.study import statistics
@@ -279,6 +279,19 @@ def test_probability_of_improvement_by_hand():
     estimate = statistics.probability_of_improvement([1.0, 2.0, 3.0], [1.0, 1.5], n_resamples=200)
     assert estimate.value[0] == pytest.approx(4.5 / 6)
     assert 0 <= estimate.low[0] <= estimate.value[0] <= estimate.high[0] <= 1
+
+
+@pytest.mark.parametrize("n_tasks", [1, 3])
+def test_what_is_faster_than_rliable_is_what_rliable_says(n_tasks):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        # ties too
+        x, y = (rng.integers(0, 6, (n_runs, n_tasks)).astype(float) for n_runs in (5, 7))
+        estimate = statistics.probability_of_improvement(x, y, n_resamples=10)
+        np.testing.assert_allclose(estimate.value, [metrics.probability_of_improvement(x, y)], rtol=1e-14)
+        thresholds = np.linspace(-1, 6, 15)
+        profile = statistics.performance_profile(x, thresholds, n_resamples=10)
+        np.testing.assert_allclose(profile.value, library.score_distributions(x, thresholds), rtol=1e-14)
 
 
 def test_performance_profile_by_hand():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sb3_uatrpo.study.columns import MOST_VALUES, pack_table, round_float, unpack_table
+from sb3_uatrpo.study.record import MOST_VALUES, pack_table, round_float, unpack_table
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 CELL = st.one_of(
