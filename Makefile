@@ -1,4 +1,4 @@
-# Set-up and go: `make train`, `make test` and `make docs` need nothing but Python 3.10 or later and make.
+# `make train`, `make test` and `make docs` need only Python 3.10 or later and make, and set up the rest themselves.
 
 PYTHON ?= python3
 VENV := .venv

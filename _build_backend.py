@@ -2,8 +2,8 @@
 setuptools' build backend, with the start-up hook of RL Zoo added to every wheel, editable ones included.
 
 The hook is a module at the root of the wheel and two files that name it: a ``.pth`` file, and for Python 3.15 and later
-a ``.start`` file (PEP 829). setuptools has no public way to put these into an editable wheel, so the wheel is completed
-after it was built.
+a ``.start`` file (PEP 829). setuptools has no public way to put them into an editable wheel, so they are added after
+the wheel is built.
 """
 
 import tempfile
@@ -44,7 +44,7 @@ def _with_hook(wheel_directory: str, name: str) -> str:
         (Path(folder) / f"{HOOK}.pth").write_text(f"import {HOOK}\n")
         (Path(folder) / f"{HOOK}.start").write_text(f"{HOOK}:install\n")
         wheel.unlink()
-        # writes RECORD anew
+        # rewrites RECORD
         with WheelFile(wheel, "w") as completed:
             completed.write_files(folder)
     return name

@@ -1,10 +1,10 @@
 """
-Start-up hook: RL Zoo, when it is imported, learns of UATRPO and MatchedTRPO.
+Start-up hook that registers UATRPO and MatchedTRPO with RL Zoo when RL Zoo is imported.
 
-``sb3_uatrpo_zoo_hook.pth``, beside this file in site-packages, imports it when Python starts, because RL Zoo has no
-plug-in mechanism. It imports nothing heavy: it puts a finder on ``sys.meta_path`` that stays idle until one of three
-modules of rl_zoo3 is imported, and then adds to them what ``sb3_uatrpo.zoo.registration`` says. It says what goes
-wrong instead of raising it, and ``SB3_UATRPO_NO_HOOK=1`` in the environment switches it off.
+RL Zoo has no plug-in mechanism, so ``sb3_uatrpo_zoo_hook.pth``, beside this file in site-packages, imports this module
+whenever Python starts. It imports nothing heavy: it puts a finder on ``sys.meta_path`` that stays idle until one of
+three modules of rl_zoo3 is imported, and then amends that module with ``sb3_uatrpo.zoo.registration``. It warns instead
+of raising errors, and ``SB3_UATRPO_NO_HOOK=1`` in the environment switches it off.
 """
 
 import os
@@ -19,7 +19,7 @@ def _is_ours(finder):
 
 
 class _Finder:
-    """Has each of the three modules amended after it was executed, whoever finds and executes it."""
+    """Amends each of the three modules after it was executed, whoever finds and executes it."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _MODULES:
@@ -35,7 +35,7 @@ class _Finder:
             return spec
         from copy import copy
 
-        # neither the finder's spec nor its loader, which may be that of other modules too, is touched
+        # the finder's spec and its loader, which may serve other modules too, stay untouched
         amended = copy(spec)
         amended.loader = _Loader(spec.loader)
         return amended
@@ -76,7 +76,7 @@ def _amend(module):
 
 
 def _say(what):
-    """A warning; where warnings are errors, a line, since somebody else's import must not fail for it."""
+    """Warn. Where warnings are errors, print a line instead, so that nobody else's import fails."""
     import warnings
 
     try:
@@ -86,7 +86,7 @@ def _say(what):
 
 
 def install():
-    """Put the finder in place, unless it is there already or switched off."""
+    """Install the finder, unless it is installed already or switched off."""
     if os.environ.get("SB3_UATRPO_NO_HOOK", "") in ("", "0") and not any(map(_is_ours, sys.meta_path)):
         sys.meta_path.insert(0, _Finder())
 

@@ -1,11 +1,11 @@
 """
-Who wins where? The rule of docs/results.md, applied to the records of a study.
+Which method is better on which task? Applies the rule of docs/results.md to the records of a study.
 
     python examples/judge_study.py --folder docs/results/paper
 
-First comes a table of all runs. Then final returns of two methods are compared on each task, as their means and as
-their 20%-CVaRs, by bootstrap intervals over runs. *Better* and *worse* are corrected over the tasks by Holm's method.
-``--noise 1`` judges the runs with adversarial noise.
+It prints a table of all runs. Then it compares the means and the 20%-CVaRs of two methods' final returns on each task,
+by bootstrap intervals over runs. Holm's method corrects *better* and *worse* for the number of tasks. ``--noise 1``
+judges the runs with adversarial noise.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from sb3_uatrpo.study import (
 PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
 KAPPA = 0.2
 ALPHA = 0.05
-# "no worse": the lower end of the interval is above this part of the other's mean
+# "no worse": at its lower end, the interval allows a loss of less than this fraction of the other's mean
 MARGIN = 0.1
 
 Difference = Callable[..., Estimate]
@@ -87,11 +87,11 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
     """
     Compare two methods on each task.
 
-    The i-th clearest of n differences is judged by the interval at 1 - 0.05/(n - i), i = 0, …, and the first interval
-    that holds zero ends the search.
+    The i-th clearest of n differences, i = 0, …, is judged by its interval at 1 - 0.05/(n - i). The first interval that
+    contains zero ends the search.
 
-    :param samples: final returns of the one and of the other method, by task
-    :param difference: of two samples, with its bootstrap interval
+    :param samples: final returns of the first and of the second method, by task
+    :param difference: takes two samples and returns their difference with its bootstrap interval
     :return: a row for each task: the difference, its 95% interval, and the verdict on the first method
     """
     n = len(samples)
@@ -128,7 +128,7 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
 
 
 def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
-    """What the rule makes of the verdicts on means, by pair of methods."""
+    """The rule's recommendation, given the verdicts on means for each pair of methods."""
     ours_over_paper = verdicts["uatrpo_shrinkage", "uatrpo"]["verdict"]
     if (ours_over_paper == "better").any() and ours_over_paper.isin(["better", "no worse"]).all():
         choice = "uatrpo_shrinkage"

@@ -65,7 +65,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         for x in (0.01, 0.03, 0.1, 0.3, 1.0)
     },
 }
-# Averages of the projections have forgotten all but 0.9^30 = 4% of what came before
+# By then, the averages of the projections have forgotten all but 0.9^30 = 4% of what came before
 UPDATES_TO_FILL_THE_SKETCH = 30
 # Rollouts whose Fisher matrices make up F*: it needs fewer than the gradient
 FISHER_ROLLOUTS = 8
@@ -99,7 +99,7 @@ class Collector:
 
 
 class Candidates(BaseCallback):
-    """The variants, as models that share the trained policy and its rollouts, each with its own sketch."""
+    """The variants as models that share the trained policy and its rollouts. Each has its own sketch."""
 
     def __init__(self, variants: dict[str, tuple[str, dict[str, Any]]], env: Any, seed: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Candidates(BaseCallback):
         return {name: model for name, model in self.models.items() if isinstance(model, UATRPO)}
 
     def leaders(self) -> dict[tuple[Any, ...], UATRPO]:
-        """One model for each way to sketch: shrinkage, c and the solver do not enter the averages."""
+        """One model for each way to sketch: the averages do not depend on shrinkage, c and the solver."""
         return {
             (model.n_projections, model.ema_beta, model.sub_sampling_factor): model
             for model in reversed(self.sketched().values())
@@ -135,7 +135,7 @@ class Candidates(BaseCallback):
                 model._find_direction(policy_estimates(model))
 
     def settle(self) -> dict[str, dict[str, th.Tensor]]:
-        """Every sketch takes over the averages of its leader; their states, by variant."""
+        """Copy each leader's averages to the sketches that share them, and return all sketches' states by variant."""
         leaders = self.leaders()
         for model in self.sketched().values():
             leader = leaders[model.n_projections, model.ema_beta, model.sub_sampling_factor]
@@ -163,7 +163,7 @@ def measure_checkpoint(
         estimates = collector.rollout()
         gradients.append(estimates.gradient)
         if len(references) < FISHER_ROLLOUTS:
-            estimates.batch.quadratic_forms(estimates.gradient)  # keeps its graph, so that the buffer may go on
+            estimates.batch.quadratic_forms(estimates.gradient)  # builds the graph before the buffer is overwritten
             references.append(estimates.batch)
     gradient = th.stack(gradients).mean(dim=0)
 

@@ -3,8 +3,8 @@ Do proposed steps have the KL divergence that the algorithm expects? UATRPO and 
 
     python examples/measure_kl_ratio.py --env Hopper-v4 HalfCheetah-v4 --seed 0 1 --n-timesteps 150000 --jobs 2
 
-A small study: trains each algorithm in each environment with each seed, prints a row for each run, and draws learning
-curves beside histograms of the ratio. Runs that the folder has a record of are not repeated.
+A small study: it trains each algorithm in each environment with each seed, prints a row for each run, and draws
+learning curves beside histograms of the ratio. Runs with a record in the folder are not repeated.
 """
 
 import argparse

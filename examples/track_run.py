@@ -47,7 +47,7 @@ def tensorboard(folder: Path, settings: dict[str, Any]) -> KVWriter:
 def wandb(folder: Path, settings: dict[str, Any]) -> KVWriter:
     import wandb
 
-    # at its end it prints the command that uploads the run
+    # when the run ends, wandb prints the command that uploads it
     run = wandb.init(project="sb3_uatrpo", config=settings, dir=folder, mode="offline")
     return Tracker(run.log, run.finish)
 

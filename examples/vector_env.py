@@ -29,7 +29,7 @@ class PointMass:
     Push a point to the origin and stop it there: all environments in one array, with EnvPool's interface.
 
     :param num_envs: number of environments
-    :param seed: of the initial states
+    :param seed: seed of the initial states
     """
 
     observation_space = spaces.Box(-3.0, 3.0, (4,), np.float32)
@@ -87,7 +87,7 @@ class BatchVecEnv(VecEnv):
         if len(finished) > 0:
             for i in finished:
                 infos[i]["terminal_observation"] = observations[i].copy()
-                # the value of the last state is added to the reward when it is the time that ended the episode
+                # if a time limit ended the episode, Stable-Baselines3 adds the last state's value to the reward
                 infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
             observations[finished] = self.batch.reset(finished)[0]
         return observations, rewards, dones, infos
@@ -96,7 +96,7 @@ class BatchVecEnv(VecEnv):
         pass
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        # nothing is drawn
+        # the batch cannot be rendered
         value = None if attr_name == "render_mode" else getattr(self.batch, attr_name)
         return [value] * len(list(self._get_indices(indices)))
 
@@ -110,7 +110,7 @@ class BatchVecEnv(VecEnv):
         return [False] * len(list(self._get_indices(indices)))
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        # the batch was seeded when it was made
+        # the batch was seeded when it was created
         return [None] * self.num_envs
 
 

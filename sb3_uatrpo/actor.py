@@ -1,4 +1,4 @@
-"""The policy as a function of its actor's parameters θ: what an update asks of it, and how it is moved."""
+"""The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
 
 class Actor:
     """
-    The action distribution of a policy as a function of θ ∈ R^d, the parameters that it depends on.
+    The action distribution of a policy as a function of the parameters that it depends on, θ ∈ R^d.
 
-    All is to be done within ``evaluation_mode``, and ``find_params`` comes first.
+    Use it within ``evaluation_mode``, and call ``find_params`` before anything else.
 
     :param policy: any actor-critic policy of Stable-Baselines3
-    :param fast_path: decides whether products are made layer by layer
+    :param fast_path: decides whether products are computed layer by layer
     :raises ValueError: if the policy's action distribution is not supported
     """
 
@@ -38,18 +38,18 @@ class Actor:
         self._gradient_hooks = GradientHooks(policy)
         #: θ_k in parts, in the policy's order
         self.params: tuple[th.Tensor, ...] = ()
-        #: what the graph of one step's head keeps beside the parameters, bytes
+        #: bytes that the graph of one step's head keeps, without the parameters
         self.bytes_per_step = 0
 
     @property
     def n_params(self) -> int:
-        """d."""
+        """d, the number of actor parameters."""
         return sum(param.numel() for param in self.params)
 
     @property
     def layout(self) -> th.Tensor:
         """
-        How many of the d coordinates each of the policy's parameters has: zero for those that the actor does not use.
+        How many of the d coordinates belong to each parameter of the policy: zero if the actor does not use it.
 
         :return: shape ``(number of the policy's parameters,)``
         """
@@ -60,18 +60,19 @@ class Actor:
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
         """
-        The policy as an update needs it; afterwards it is as it was.
+        Put the policy into the state that an update needs, and restore it afterwards.
 
-        In evaluation mode batch-norm statistics and dropout stay out of it. The distribution is one of the actor's
-        own, which is not checked and keeps no graph when it is over. Attention is computed in a way that can be
-        differentiated twice. Hooks of gradients are set aside: products with F̂ and Σ̂ differentiate many directions
-        at once, which is not what they are made for. Nothing of this is seen by other policies or threads.
+        Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a distribution of
+        the actor's own, which does not validate its parameters and is dropped at the end, with its graph. Attention is
+        computed in a form that can be differentiated twice. Gradient hooks are suspended: products with F̂ and Σ̂
+        differentiate along many directions at once, and hooks are not written for that. Other policies and threads are
+        not affected.
         """
         training, distribution = self.policy.training, self.policy.action_dist
         self.policy.set_training_mode(False)
         self.policy.action_dist = unchecked(distribution)
         try:
-            # a plain MLP has no attention, and each call of torch would ask for it
+            # a plain MLP has no attention, and the mode would intercept every call of torch
             attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
             with self._gradient_hooks.set_aside(), attention:
                 yield
@@ -81,10 +82,10 @@ class Actor:
 
     def find_params(self, observations: th.Tensor | TensorDict, n_steps: int) -> None:
         """
-        Find θ: the parameters that require gradients and that the action distribution depends on, by its graph.
+        Find θ: the parameters that require gradients and that appear in the action distribution's graph.
 
-        :param observations: those of all steps, since a network may use some parameters for some steps only
-        :param n_steps: n
+        :param observations: those of all steps, since a network may use some parameters at some steps only
+        :param n_steps: n, number of steps
         """
         self.bytes_per_step = self._bytes_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
@@ -118,7 +119,7 @@ class Actor:
 
         with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             head = self._head_vector(observations)
-        # and ∂h/∂z of its layers, where it is taken apart
+        # and ∂h/∂z of each layer, where products are computed layer by layer
         n_outputs = 0 if self._mlp is None else self._mlp.n_outputs
         return n_bytes // n_steps + head.shape[1] * n_outputs * head.element_size()
 
@@ -133,7 +134,7 @@ class Actor:
     def heads(self, batch: Batch) -> th.Tensor:
         """
         :param batch: n steps
-        :return: h of every step at the policy's parameters of now, without a graph, shape ``(n, k)``
+        :return: h of every step at the policy's current parameters, without a graph, shape ``(n, k)``
         """
         with th.no_grad():
             return th.cat([self._head_vector(batch[part].observations) for part in self._parts(len(batch))])
@@ -166,10 +167,10 @@ class Actor:
 
     def gradient(self, batch: Batch, estimates: SampleEstimates) -> th.Tensor:
         """
-        ĝ as hooks of gradients leave it, those of parameters and of modules. They are called once for each part.
+        ĝ after the gradient hooks of parameters and modules. Each hook is called once for each part of the batch.
 
         :param batch: n steps
-        :param estimates: those over the same steps
+        :param estimates: estimates over the same steps
         :return: ĝ, shape ``(d,)``
         """
         if not self._gradient_hooks:
@@ -191,10 +192,10 @@ class Actor:
     @contextmanager
     def moving_along(self, step: th.Tensor) -> Iterator[Callable[[float], None]]:
         """
-        Move to θ_k + fraction·step, and back to exactly θ_k for the fraction 0 and when an error leaves the context.
+        Move to θ_k + fraction·step. The fraction 0 restores θ_k exactly, and so does an error within the context.
 
         :param step: shape ``(d,)``
-        :return: a function of the fraction
+        :return: a function that takes the fraction and moves there
         """
         starts = [param.detach().clone() for param in self.params]
         changes = [
@@ -205,7 +206,7 @@ class Actor:
         def move(fraction: float) -> None:
             with th.no_grad():
                 for param, start, change in zip(self.params, starts, changes, strict=True):
-                    # not 0·step, which is no number where the step is infinite
+                    # not 0·step, which is NaN where the step is infinite
                     param.copy_(start + fraction * change if fraction else start)
 
         try:
@@ -217,7 +218,7 @@ class Actor:
 
 class _TwiceDifferentiableAttention(TorchFunctionMode):
     """
-    Attention by plain matrix products, for this thread alone: torch's fused kernels can be differentiated only once.
+    Attention by plain matrix products, in this thread only: torch's fused kernels can be differentiated only once.
     """
 
     _attention_signature = inspect.signature(F.multi_head_attention_forward)
@@ -230,7 +231,7 @@ class _TwiceDifferentiableAttention(TorchFunctionMode):
             given = self._attention_signature.bind(*args, **kwargs)
             given.apply_defaults()
             wanted = given.arguments["need_weights"]
-            # with weights it takes no fused kernel
+            # torch does not use a fused kernel when the weights are requested
             given.arguments["need_weights"] = True
             outputs, weights = func(*given.args, **given.kwargs)
             return outputs, weights if wanted else None

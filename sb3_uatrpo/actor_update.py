@@ -1,4 +1,4 @@
-"""What an update of the actor passes from stage to stage, and what came of it: values without behaviour."""
+"""The values that the stages of an actor update pass on, and its outcome. They have no behaviour."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult
 @dataclass(frozen=True)
 class Direction:
     """
-    Where a method wants to go.
+    The direction of a step.
 
     :param vector: v, shape ``(d,)``
-    :param diagnostics: what to log about it, by name
-    :param isotropic_curvature: μ, where the direction came from a matrix with μI added
+    :param diagnostics: values to log, by name
+    :param isotropic_curvature: μ, if the direction comes from a matrix with μI added
     """
 
     vector: th.Tensor
@@ -28,11 +28,11 @@ class Direction:
 @dataclass(frozen=True)
 class Length:
     """
-    How far a method wants to go.
+    The length of a step.
 
-    :param eta: η, not finite where the trust region does not bound the direction
-    :param kl_estimated: the KL divergence that the method expects of θ_k + ηv, nats
-    :param diagnostics: what to log about it, by name
+    :param eta: η, not finite if the trust region does not bound the direction
+    :param kl_estimated: the KL divergence that the method expects at θ_k + ηv, nats
+    :param diagnostics: values to log, by name
     """
 
     eta: float
@@ -43,10 +43,10 @@ class Length:
 @dataclass(frozen=True)
 class PolicyEstimates:
     """
-    All that a method may use to find a step.
+    Everything that a method may use to find a step.
 
-    :param layout: how many coordinates each of the policy's parameters has, see ``Actor.layout``
-    :param gradient: ĝ of the whole batch, with the adversarial noise if there is any, shape ``(d,)``
+    :param layout: how many coordinates belong to each parameter of the policy, see ``Actor.layout``
+    :param gradient: ĝ of the whole batch, including adversarial noise, shape ``(d,)``
     :param batch: estimates over the whole batch
     :param subsample: estimates over the subsample
     :param n_trajectories: number of trajectories in the rollout, as ``count_trajectories`` counts them
@@ -70,13 +70,13 @@ class Status(Enum):
 @dataclass(frozen=True)
 class ActorUpdate:
     """
-    An update of the actor that is over.
+    A completed update of the actor.
 
-    :param status: how it ended; the actor has moved only if it was accepted
+    :param status: how it ended; the actor has moved only if a step was accepted
     :param reason: why it was refused, if it was
-    :param proposed: what the full step does, if there was one
-    :param reached: what the step that was taken does, or that of length zero
-    :param diagnostics: what to log about it, by name
+    :param proposed: effect of the full step, if there was one
+    :param reached: effect of the step that was taken; of a step of length zero if none was
+    :param diagnostics: values to log, by name
     """
 
     status: Status
@@ -89,9 +89,9 @@ class ActorUpdate:
     def refused(reason: str, still: Evaluation, diagnostics: dict[str, float]) -> "ActorUpdate":
         """
         :param reason: why there is no step
-        :param still: what no step does
-        :param diagnostics: what was found so far
-        :return: an update that has no step
+        :param still: effect of a step of length zero
+        :param diagnostics: values found so far
+        :return: an update without a step
         """
         taken = _of_the_step_taken(Status.REFUSED, still, 0.0)
         return ActorUpdate(Status.REFUSED, reason, None, still, {**diagnostics, **taken})
@@ -101,11 +101,11 @@ class ActorUpdate:
         result: LineSearchResult, kl_estimated: float, still: Evaluation, diagnostics: dict[str, float]
     ) -> "ActorUpdate":
         """
-        :param result: what the line search found
+        :param result: the outcome of the line search
         :param kl_estimated: the KL divergence expected of the full step, nats
-        :param still: what no step does
-        :param diagnostics: what was found before
-        :return: an update that has a step, taken or not
+        :param still: effect of a step of length zero
+        :param diagnostics: values found before the line search
+        :return: an update with a step, taken or refused
         """
         status = Status.LINE_SEARCH_FAILED if result.accepted is None else Status.ACCEPTED
         reached = result.accepted or still

@@ -19,7 +19,7 @@ class Batch:
     :param observations: shape ``(n, ...)``, or a dict of such
     :param actions: as the buffer holds them, shape ``(n, action_dim)``
     :param advantages: A, shape ``(n,)``
-    :param returns: R, what the values are regressed on, shape ``(n,)``
+    :param returns: R, the regression targets of the value function, shape ``(n,)``
     """
 
     observations: th.Tensor | TensorDict
@@ -59,11 +59,11 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     """
     The whole rollout as one batch.
 
-    :param rollout_buffer: a full buffer, flattened already or not. If its class brings its own ``get``, the batch is
-        what one call of it gives, in its order.
+    :param rollout_buffer: a full buffer, flattened or not. If its class defines its own ``get``, the batch is what one
+        call returns, in that order.
     :param normalize_advantage: standardise the advantages over the batch
     :return: the batch, of n = n_steps·n_envs steps
-    :raises AssertionError: if the buffer is not full, as Stable-Baselines3's buffers raise it
+    :raises AssertionError: if the buffer is not full, as in Stable-Baselines3's own buffers
     :raises FloatingPointError: if an observation, reward, advantage or return is NaN or infinite
     """
     assert rollout_buffer.full, (
@@ -73,7 +73,7 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     pieces = list(_samples(rollout_buffer))
     advantages = th.cat([samples.advantages.flatten() for samples in pieces])
     if normalize_advantage:
-        # In float64, so that equal advantages give zeros and not magnified rounding errors; the constant is SB3's
+        # In float64, so that equal advantages give zeros instead of magnified rounding errors; the constant is SB3's
         exact = advantages.double()
         advantages = ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantages.dtype)
     observations = [samples.observations for samples in pieces]
@@ -88,11 +88,11 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
 
 
 def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
-    """All steps as the buffer gives them: in its own order if it has one, otherwise env after env in time order."""
+    """All steps of the buffer: in its own order if it defines one, otherwise env after env in time order."""
     standard = (RolloutBuffer, DictRolloutBuffer)
     if type(rollout_buffer).get not in [cls.get for cls in standard] or "get" in vars(rollout_buffer):
         return rollout_buffer.get(None)
-    # get() flattens in place at its first call, and draws an order; here a copy is flattened, and none is drawn
+    # get() would flatten the buffer in place and draw a random order; flattening a copy avoids both
     twin = copy.copy(rollout_buffer)
     if not rollout_buffer.generator_ready:
         for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
@@ -105,17 +105,17 @@ def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
             setattr(twin, name, flat)
         twin.generator_ready = True
     usual = type(rollout_buffer)._get_samples in [cls._get_samples for cls in standard]
-    # a slice saves a copy, but buffers with samples of their own may count on an array
+    # a slice saves a copy, but a buffer with its own _get_samples may expect an array
     return [twin._get_samples(slice(None) if usual else np.arange(twin.buffer_size * twin.n_envs))]  # type: ignore[arg-type]
 
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
     """
-    Number of trajectories in a rollout: for each environment the episodes that start in it, at least one.
+    Number of trajectories in a rollout: the episodes that start in each environment, at least one per environment.
 
     A fragment of an episode that began in an earlier rollout counts only where no episode starts. The paper's batches
-    begin with a reset and drop the unfinished episode at their end, so a task that lasts as long as the batch is one
-    trajectory there; counting the fragment as well would make it two.
+    begin with a reset and drop the unfinished episode at the end, so an episode as long as the batch is one trajectory.
+    Counting the fragment as well would make it two.
 
     :param rollout_buffer: a full buffer
     :return: n of R_n² when a sample is a trajectory

@@ -1,12 +1,12 @@
 r"""
 Stable-Baselines3's action distributions as functions of a head vector.
 
-A head vector h ∈ R^k holds the parameters of the action distribution at one step. Everything a trust region method
-asks of a distribution is a function of it: log π(a|h), the Fisher matrix H(h) = E[∂log π/∂h ∂log π/∂h'], and the
+A head vector h ∈ R^k holds the parameters of the action distribution at one step. Everything that a trust region method
+needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(h) = E[∂log π/∂h ∂log π/∂h'], and the
 Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
 correction for squashed actions, cancel in every ratio and gradient and are left out.
 
-To support a further distribution, write its head and name it in ``_HEADS``; ``tests/test_heads.py`` then compares it
+To support another distribution, write its head and register it in ``_HEADS``. ``tests/test_heads.py`` then compares it
 with ``tests/reference.py``.
 """
 
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 
 class Head(ABC):
-    """One kind of action distribution, seen through its head vector."""
+    """One kind of action distribution as a function of its head vector."""
 
     @abstractmethod
     def vector(self, distribution: Any) -> th.Tensor:
@@ -77,9 +77,9 @@ class Head(ABC):
 
 class GaussianHead(Head):
     """
-    Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). Also gSDE, whose distribution given the state is one.
+    Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). gSDE's distribution given the state is one, too.
 
-    :param bijector: the squashing function of the actions, if any; the Gaussian is over what goes into it
+    :param bijector: the squashing function of the actions, if any; the Gaussian is over its input
     """
 
     def __init__(self, bijector: Any = None) -> None:
@@ -166,7 +166,7 @@ class BernoulliHead(Head):
         return (succeed + fail).sum(dim=-1)
 
 
-# Exact types: a subclass may change what its log-probability is
+# Exact types: a subclass may redefine its log-probability
 _HEADS: dict[type[Distribution], Callable[[Any], Head]] = {
     DiagGaussianDistribution: lambda _: GaussianHead(),
     SquashedDiagGaussianDistribution: lambda _: GaussianHead(TanhBijector()),
@@ -179,9 +179,9 @@ _HEADS: dict[type[Distribution], Callable[[Any], Head]] = {
 
 def head_of(distribution: Any) -> Head:
     """
-    :param distribution: a Stable-Baselines3 action distribution, as a policy's ``action_dist``
+    :param distribution: a Stable-Baselines3 action distribution, such as a policy's ``action_dist``
     :return: its head
-    :raises ValueError: if the distribution is not one of those supported
+    :raises ValueError: if the distribution is not supported
     """
     kind = type(distribution)
     if kind not in _HEADS:
@@ -243,13 +243,13 @@ _UNCHECKED: dict[type[Distribution], type[Distribution]] = {
 
 def unchecked(distribution: Any) -> Any:
     """
-    A twin of a distribution that takes parameters which are not finite, instead of raising an error.
+    A copy of a distribution that accepts parameters that are not finite, instead of raising an error.
 
-    A step of the line search may lead to such parameters. It is rejected for its KL divergence then. torch can switch
-    its checks off for the whole process only, other threads included.
+    A trial of the line search may lead to such parameters; its KL divergence then rejects it. torch itself can switch
+    its checks off only for the whole process, other threads included.
 
-    :param distribution: one of those that ``head_of`` accepts; it is not changed
-    :return: the twin
+    :param distribution: one that ``head_of`` accepts; it is not changed
+    :return: the copy
     """
     twin = copy.copy(distribution)
     twin.__class__ = _UNCHECKED[type(distribution)]

@@ -1,8 +1,7 @@
 """
-MatchedTRPO: how TRPO finds a direction and its length, everything else being UATRPO's.
+MatchedTRPO: how TRPO finds a direction and its length. Everything else is UATRPO's.
 
-The class is ``MatchedTRPO``, its file ``matched_trpo.py``, and RL Zoo's name for it ``trpo_matched``, so that it stands
-beside ``trpo`` in tables and folders.
+RL Zoo's name for the class is ``trpo_matched``, so that it stands beside ``trpo`` in tables and folders.
 """
 
 from typing import Any
@@ -45,24 +44,24 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :param gamma: Discount factor γ, in [0, 1]
     :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
     :param target_kl: δ_KL > 0, size of the trust region in nats
-    :param cg_max_steps: most steps of conjugate gradients
+    :param cg_max_steps: maximum number of conjugate-gradient steps
     :param cg_damping: multiple of the identity added to F̂, at least 0
     :param sub_sampling_factor: F̂ takes every ``sub_sampling_factor``-th step of the batch
     :param normalize_advantage: Whether to standardise the advantages over the batch
     :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
         standard error of ĝ_j over the batch
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
-    :param line_search_max_iter: most trials of the line search, κ^0 to κ^(max_iter-1)
+    :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``
-    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it as it is
+    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it unchanged
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
         instead of action noise exploration (default: False)
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
         Default: -1 (only sample at the beginning of the rollout)
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param fast_rollouts: Whether rollouts only act at each step and find values and log-probabilities after the last
-        one, in one batch. The buffer holds the same to float rounding; ``False`` collects as Stable-Baselines3 does.
+    :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards
+        in one batch. The buffer is the same up to float rounding. ``False`` collects as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)

@@ -1,4 +1,4 @@
-"""Trust region methods on the side of Stable-Baselines3: arguments, the order of an update, and what is logged."""
+"""The Stable-Baselines3 side of the trust region methods: arguments, the order of an update, and logging."""
 
 import math
 import warnings
@@ -28,10 +28,10 @@ SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegio
 
 class TrustRegionAlgorithm(DeferredRollouts):
     """
-    Base of the trust region methods of this package; ``UATRPO`` and ``MatchedTRPO`` document the arguments.
+    Base class of this package's trust region methods. ``UATRPO`` and ``MatchedTRPO`` document the arguments.
 
-    One update goes: rollout buffer → batch → estimates of ĝ, F̂ and Σ̂ → a direction and its length (the subclass) →
-    line search → critic → log.
+    The order of one update: rollout buffer → batch → estimates of ĝ, F̂ and Σ̂ → a direction and its length (the
+    subclass) → line search → critic → log.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -111,18 +111,18 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
         self._warn_of_truncated_minibatches()
-        # torch and SB3 take Python's own numbers only
+        # torch and SB3 accept only Python's own numbers
         self.seed = None if self.seed is None else int(self.seed)
         self.learning_rate = self.learning_rate if callable(self.learning_rate) else float(self.learning_rate)
         super()._setup_model()
         self._fast_path = FastPath()
         self._logged: set[str] = set()
-        # refuses distributions that are not supported
+        # raises an error for distributions that are not supported
         Actor(self.policy)
 
     def _new_actor(self) -> Actor:
-        """The actor as it is before there is a rollout."""
-        # The buffer is empty, and its zeros are observations of the right shape
+        """The actor before the first rollout."""
+        # The buffer is still empty: its zeros serve as observations of the right shape
         empty = self.rollout_buffer.observations
         first = {key: array[0] for key, array in empty.items()} if isinstance(empty, dict) else empty[0]
         actor = Actor(self.policy)
@@ -176,30 +176,30 @@ class TrustRegionAlgorithm(DeferredRollouts):
     @abstractmethod
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         """
-        :param estimates: what the rollout says of ĝ, F̂ and Σ̂
-        :return: v; one that is zero or not finite refuses the update
+        :param estimates: estimates of ĝ, F̂ and Σ̂ from the rollout
+        :return: v; the update is refused if it is zero or not finite
         """
 
     @abstractmethod
     def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
         """
-        :param direction: where to, its vector finite and not zero
-        :param estimates: what the rollout says of ĝ, F̂ and Σ̂
-        :return: η and what is expected of the step
+        :param direction: the direction, finite and not zero
+        :param estimates: estimates of ĝ, F̂ and Σ̂ from the rollout
+        :return: η and the effect expected of the step
         """
 
     def train(self) -> None:
         """
         Update the policy from the rollout buffer: one trust region step of the actor, then epochs of the critic.
 
-        :raises FloatingPointError: if the rollout holds NaN or infinity; nothing is changed then
+        :raises FloatingPointError: if the rollout contains NaN or infinity, before anything has changed
         """
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         actor = Actor(self.policy, self._fast_path)
         with actor.evaluation_mode():
             actor.find_params(batch.observations, len(batch))
             update = self._update_actor(actor, batch)
-            # Parameters of the actor stay through the critic's epochs, batch-norm statistics that it shares do not
+            # The critic's epochs leave the actor's parameters alone, but change batch-norm statistics that it shares
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
         self._update_learning_rate(self.policy.optimizer)
         losses = fit_values(
@@ -282,7 +282,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         return found
 
     def _log(self, values: dict[str, float]) -> None:
-        """Log one update, and nothing that an earlier one left there and this one did not come to."""
+        """Log one update, without values of an earlier update that this one did not compute."""
         if hasattr(self.policy, "log_std"):
             values = {**values, "std": th.exp(self.policy.log_std).mean().item()}
         for name in self._logged.difference(values):

@@ -37,7 +37,7 @@ class UATRPO(TrustRegionAlgorithm):
     within the range of M̂: v = M̂⁺ĝ by random projections (paper, Algorithm 1), η = √(2δ_UA/v'M̂v), θ ← θ_k + ηv
     (Algorithm 2). The projections are averaged over updates (appendix, Algorithm 3).
 
-    The defaults are the paper's. Two arguments go beyond it: ``shrinkage`` and ``target_kl``.
+    The defaults are the paper's. Two arguments go beyond the paper: ``shrinkage`` and ``target_kl``.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
     :param env: The environment to learn from (if registered in Gym, can be str)
@@ -60,39 +60,40 @@ class UATRPO(TrustRegionAlgorithm):
     :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (for each environment, the
         episodes that start in the rollout, at least one) or ``"step"``
     :param sub_sampling_factor: F̂ and Σ̂ take every ``sub_sampling_factor``-th step of the batch
-    :param step_length_samples: steps behind M̂ in η: those of the ``"subsample"``, or all of the ``"batch"``
-    :param projection_solver: reconstruction of M̃: ``"least_squares"``, the paper's, or ``"nystrom"``
-    :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0 is
-        the paper's and keeps the step in the observed subspace. Any other value lets the step leave it, since M_ρ has
-        curvature in all directions. Small values are not close to 0: the smaller ρ is, the more of the step lies
+    :param step_length_samples: which steps M̂ in η is estimated from: those of the ``"subsample"``, or all of the
+        ``"batch"``
+    :param projection_solver: reconstruction of M̃: ``"least_squares"``, as in the paper, or ``"nystrom"``
+    :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0,
+        as in the paper, keeps the step in the observed subspace. Any other value lets the step leave it, since M_ρ has
+        curvature in all directions. Small values do not resemble 0: the smaller ρ is, the more of the step lies
         outside the observed subspace.
     :param target_kl: estimated KL divergence of the full step in nats, η = √(2·``target_kl``/v'F̂v), as in TRPO.
-        ``trust_region_delta`` is not used then, and uncertainty shapes the direction alone. ``None``, the paper's,
+        ``trust_region_delta`` is then not used, and uncertainty shapes only the direction. ``None``, as in the paper,
         takes the length from ``trust_region_delta``.
-    :param sketch_memory_limit: most bytes that Ω, Y_F and Y_Σ may take; ``n_projections`` is lowered to fit, with a
-        warning, and a limit without room for one is an error
-    :param normalize_advantage: Whether to standardise the advantages over the batch. Without it Σ, and with it the
-        meaning of ``uncertainty_coef``, grows with the square of the rewards' scale.
+    :param sketch_memory_limit: maximum size of Ω, Y_F and Y_Σ together, in bytes. ``n_projections`` is lowered to fit,
+        with a warning; if not even one projection fits, construction fails.
+    :param normalize_advantage: Whether to standardise the advantages over the batch. Without it, Σ grows with the
+        square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
     :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
         standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise")
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
-    :param line_search_max_iter: most trials of the line search, κ^0 to κ^(max_iter-1)
-    :param line_search_kl_factor: the line search accepts a KL divergence up to this many times the one estimated
-    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it as it is
+    :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
+    :param line_search_kl_factor: the line search accepts a KL divergence up to this many times the estimated one
+    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it unchanged
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
         instead of action noise exploration (default: False)
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
         Default: -1 (only sample at the beginning of the rollout)
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param fast_rollouts: Whether rollouts only act at each step and find values and log-probabilities after the last
-        one, in one batch. The buffer holds the same to float rounding; ``False`` collects as Stable-Baselines3 does.
+    :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards
+        in one batch. The buffer is the same up to float rounding. ``False`` collects as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation
     :param verbose: the verbosity level: 0 no output, 1 info, 2 debug
-    :param seed: Seed for the pseudo random generators; Ω has one of its own, seeded from it
+    :param seed: Seed for the pseudo random generators; Ω has its own generator, seeded from it
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
@@ -196,7 +197,7 @@ class UATRPO(TrustRegionAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         if self.seed is None:
-            # a draw from the global generator, as for everything else that was not seeded
+            # a draw from the global generator, as for everything else without a seed
             seed = int(th.randint(2**63 - 1, ()))
         else:
             # not the seed itself: Ω would repeat the numbers that initialised the policy
@@ -225,7 +226,7 @@ class UATRPO(TrustRegionAlgorithm):
             )
 
     def _projections_that_fit(self, n_params: int, dtype: th.dtype) -> int:
-        """m, lowered to what ``sketch_memory_limit`` leaves room for."""
+        """m, lowered to what fits into ``sketch_memory_limit``."""
         fitting = self.sketch_memory_limit // max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
         return max(1, min(self.n_projections, fitting))
 
@@ -240,8 +241,8 @@ class UATRPO(TrustRegionAlgorithm):
         sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
-        # A moving average never recovers from a NaN
-        extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])  # isfinite would copy both
+        # A moving average never recovers from a NaN. isfinite would copy both matrices.
+        extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])
         if not bool(extremes.isfinite().all()):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
         statistic = sketch.update(fisher, covariance, self._coefficient(estimates))
@@ -266,7 +267,7 @@ class UATRPO(TrustRegionAlgorithm):
             half * fisher,
             {
                 "uncertainty_penalty": half * penalty,
-                # both are zero where a shrunk direction leaves all that was sampled
+                # both are zero if a shrunk direction lies entirely outside the sampled subspace
                 "uncertainty_share": penalty / (fisher + penalty) if penalty > 0.0 else 0.0,
             },
         )

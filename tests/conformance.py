@@ -1,8 +1,8 @@
 """
-A pytest plugin that runs Stable-Baselines3's own tests with one of our classes in the place of A2C.
+A pytest plugin that runs Stable-Baselines3's own tests with one of our classes in place of A2C.
 
 ``make conformance`` unpacks the tests of the installed version and loads this plugin. Tests that do not involve the
-class are left out; those that cannot hold for it are expected to fail, each with its reason.
+class are left out. Tests that it cannot pass are expected to fail, each with its reason.
 """
 
 import os
@@ -15,10 +15,10 @@ import sb3_uatrpo
 CLASS = getattr(sb3_uatrpo, os.environ["CONFORMANCE_CLASS"])
 stable_baselines3.A2C = CLASS
 
-ONE_STEP = "asks for n_steps=1 with one environment; a covariance needs two samples, and one is refused by name"
+ONE_STEP = "asks for n_steps=1 with one environment, which is refused: a covariance needs two samples"
 TWO_ROLLOUTS = "its budget of 2,000 steps is 400 updates of A2C, and two of this class"
 ONE_ROLLOUT = "its budget of 500 steps is 100 updates of A2C's critic, and less than one rollout of this class"
-NAME = "expects a log folder that is called A2C; ours bears the name of the class"
+NAME = "expects a log folder called A2C; ours has the name of the class"
 EXPECTED_FAILURES = {
     "test_callbacks_can_cancel_runs": ONE_STEP,
     "test_continuous": TWO_ROLLOUTS,

@@ -1,4 +1,7 @@
-"""One thread: the networks are small, and how many threads add up changes last digits. And one build for all tests."""
+"""
+One thread, since the networks are small and the last digits of sums depend on the number of threads; and one build of
+wheel and sdist for all tests.
+"""
 
 import os
 import shutil
@@ -16,9 +19,9 @@ th.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
-    """What git would give to somebody else, wheel and sdist in its ``dist/``: builds leave no trace in the checkout."""
+    """A copy of what a clone contains, with wheel and sdist in ``dist/``, so that builds leave the checkout alone."""
     base = tmp_path_factory.getbasetemp()
-    # each process of pytest-xdist has a folder within that of the run, and the first to come here builds for all
+    # each process of pytest-xdist has a folder within that of the run; the first process to get here builds for all
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = base / "source" / "sb3_uatrpo"
     with FileLock(base / "source.lock"):

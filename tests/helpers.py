@@ -27,7 +27,7 @@ DICT = spaces.Dict({"image": IMAGE, "vector": spaces.Box(-1.0, 1.0, (2,), np.flo
 
 
 class SmallCNN(BaseFeaturesExtractor):
-    """A convolution, a non-linearity and a projection, few enough parameters for dense matrices."""
+    """A convolution, a non-linearity and a projection, with few enough parameters for dense matrices."""
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 4):
         super().__init__(observation_space, features_dim)
@@ -54,7 +54,7 @@ class SmallCombined(BaseFeaturesExtractor):
 
 
 class NoiseEnv(gym.Env):
-    """Observations and rewards are noise; an episode ends or is cut off at random after two steps at least."""
+    """Observations and rewards are noise; after at least two steps, an episode terminates or is truncated at random."""
 
     def __init__(
         self, action_space: spaces.Space, observation_space: spaces.Space | None = None, reward_scale: float = 1.0
@@ -81,7 +81,7 @@ class NoiseEnv(gym.Env):
 def make_model(
     cls, action_space: spaces.Space | str, n_envs: int = 1, double: bool = True, observation_space=None, **kwargs
 ):
-    """A small model on noise, in float64 unless told otherwise."""
+    """A small model on noise, in float64 by default."""
     space = ACTION_SPACES[action_space] if isinstance(action_space, str) else action_space
     env = DummyVecEnv([lambda: NoiseEnv(space, observation_space) for _ in range(n_envs)])
     kwargs = {
@@ -120,7 +120,7 @@ def collect(model) -> None:
 
 
 def env_major(model) -> tuple[Any, th.Tensor, th.Tensor]:
-    """The rollout as env after env: observations, actions and standardised advantages, by plain loops."""
+    """The rollout, env after env: observations, actions and standardised advantages, by plain loops."""
     buffer = model.rollout_buffer
     order = [(t, e) for e in range(buffer.n_envs) for t in range(buffer.buffer_size)]
 

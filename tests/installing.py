@@ -1,4 +1,4 @@
-"""Commands, and fresh environments that borrow what is heavy from the one that runs the tests, through a path file."""
+"""Commands, and fresh environments that borrow heavy packages from the one that runs the tests, by a path file."""
 
 import os
 import subprocess
@@ -24,17 +24,17 @@ def run(*command: str | Path, cwd: Path, code: int = 0, **environment: str) -> s
 
 
 def environment(folder: Path) -> Path:
-    """A fresh environment that borrows what is heavy; its Python."""
+    """Make a fresh environment that borrows heavy packages, and return its Python."""
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    # path files within a borrowed folder are not read, so nothing that is installed here in editable mode is borrowed
+    # path files in a borrowed folder are not read, so packages installed here in editable mode are not borrowed
     borrowed = [path for path in sys.path if Path(path).name == "site-packages"]
     (site_packages(python) / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
     return python
 
 
 def pip(python: Path, *args: str | Path, cwd: Path) -> str:
-    """Run this environment's pip for another."""
+    """Run this environment's pip for another environment."""
     return run(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *args, cwd=cwd)
 
 

@@ -1,7 +1,7 @@
 """
 Slow, obviously correct versions of what the package computes: dense matrices, loops over samples, float64.
 
-Nothing here uses the package. Policies are Stable-Baselines3's, their distributions and log-probabilities too.
+Nothing here uses the package. Policies, distributions and log-probabilities are Stable-Baselines3's.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def kl_of(old, new) -> th.Tensor:
 
 
 def actor_parameters(policy: ActorCriticPolicy) -> list[th.nn.Parameter]:
-    """By hand: everything but the critic's own parts, by the names they have in the tests' policies."""
+    """Everything except the critic's own parts, listed by the names they have in the tests' policies."""
     return [
         p
         for name, p in policy.named_parameters()
@@ -79,7 +79,7 @@ def log_prob(policy: ActorCriticPolicy, obs: th.Tensor, actions: th.Tensor) -> t
     elif isinstance(distribution, MultiCategoricalDistribution):
         actions = actions.long()
     elif isinstance(distribution, BernoulliDistribution):
-        # torch works in the type of the actions here
+        # torch computes in the dtype of the actions here
         actions = actions.double()
     return distribution.log_prob(actions)
 
@@ -129,7 +129,7 @@ def standard_error(samples: np.ndarray) -> np.ndarray:
 
 
 def n_trajectories(episode_starts: np.ndarray) -> int:
-    """For each environment (a column) the episodes that start, or one fragment if none does."""
+    """The episodes that start in each environment (a column), or one fragment if none does; their sum."""
     total = 0
     for env in range(episode_starts.shape[1]):
         begun = sum(1 for start in episode_starts[:, env] if start)
@@ -150,9 +150,9 @@ def projected_direction(
     Y: np.ndarray, omega: np.ndarray, g: np.ndarray, solver: str = "least_squares", shrinkage: float = 0.0
 ):
     """
-    Algorithm 1 of the paper with an explicit Q, and the two reconstructions of M̃. Returns v, the rank and Q.
+    Algorithm 1 of the paper with an explicit Q and both reconstructions of M̃. Returns v, the rank and Q.
 
-    With shrinkage ρ the matrix of what was kept is formed densely and shrunk towards its trace's share of the identity.
+    With shrinkage ρ, the matrix of what was kept is formed densely and shrunk towards (tr M̂/d)·I.
     """
     d, m = Y.shape
     U, S, _ = np.linalg.svd(Y, full_matrices=False)

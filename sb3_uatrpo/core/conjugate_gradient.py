@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch as th
 
-#: Stop once the squared residual is this small a part of the right-hand side's: float32 products resolve no more.
+#: Stop once the squared residual, relative to the right-hand side's, is this small: float32 products resolve no more.
 RESIDUAL_TOLERANCE = 1e-10
 
 
@@ -13,11 +13,12 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
     Approximate solution x of Ax = b for a symmetric positive definite A, from x = 0.
 
     The start is fixed and the tolerance relative, so equal inputs give equal results, and a small right-hand side is
-    solved as well as a large one. A direction without positive, finite curvature ends the search at the best x so far.
+    solved as well as a large one. A search direction without positive, finite curvature ends the search at the current
+    x.
 
     :param product: x ↦ Ax
     :param rhs: b, shape ``(d,)``
-    :param max_steps: products with A, at most
+    :param max_steps: maximum number of products with A
     :return: x, shape ``(d,)``; zero where b is zero or not finite
     """
     x = th.zeros_like(rhs)

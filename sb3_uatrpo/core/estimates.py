@@ -10,10 +10,10 @@ H_i the Fisher matrix of the distribution with respect to h_i, and s_i = A_i ∂
     \hat\Sigma = \frac{1}{n-1}\sum_i (\xi_i-\bar\xi)(\xi_i-\bar\xi)', \quad \xi_i = J_i's_i.
 
 F̂ is the Hessian at θ_k of the mean KL divergence (the generalised Gauss-Newton matrix: the KL's gradient with
-respect to h vanishes there, so the curvature of h(θ) drops out). Everything follows from products with J and J',
-which take all columns of a matrix at once: J'U by batched reverse mode, JX as the derivative of the linear map
-u ↦ J'u, in reverse mode too. Both come from one ordinary graph of the policy, so any network works that can be
-differentiated twice. The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
+respect to h vanishes there, so the curvature of h(θ) drops out). Everything follows from products with J and J', which
+take all columns of a matrix at once: J'U by batched reverse mode, and JX as the derivative of the linear map u ↦ J'u,
+also in reverse mode. Both use one ordinary graph of the policy, so any network that can be differentiated twice works.
+The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,13 +22,14 @@ from functools import cached_property, reduce
 
 import torch as th
 
-#: A graph of the policy may keep this many bytes of activations; more steps are taken in parts.
+#: A graph of the policy may keep this many bytes of activations; longer batches are processed in parts.
 GRAPH_BYTES = 16 * 2**20
-#: Products with many columns take this many steps at once, or as many as have graphs of so many bytes, whichever is
-#: more: wide chunks of few steps are faster on a CPU than narrow ones of many, whose temporaries leave its cache.
+#: Products with many columns process this many steps at once, or as many as keep their graph within this many bytes,
+#: whichever is more. On a CPU, wide chunks of few steps are faster than narrow chunks of many steps, whose temporaries
+#: do not fit into its cache.
 PRODUCT_STEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
-#: The columns taken at once are as many as keep their temporaries near this many bytes.
+#: Products process as many columns at once as keep the temporaries near this many bytes.
 COLUMN_BYTES = 12 * 2**20
 
 
@@ -58,7 +59,7 @@ class Linearization:
         gradients = th.autograd.grad(
             self.head, self.params, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
         )
-        # None where these steps do not use a parameter, though others do
+        # None for a parameter that only other steps use
         rows = [
             cotangents.new_zeros(len(cotangents), param.numel()) if part is None else part.reshape(len(cotangents), -1)
             for param, part in zip(self.params, gradients, strict=True)
@@ -67,7 +68,7 @@ class Linearization:
 
     @cached_property
     def _linear_map(self) -> tuple[th.Tensor, list[th.Tensor], list[int]]:
-        """u ↦ J'u as a graph: u, the parts of J'u that depend on it, and their places among the parameters."""
+        """The graph of u ↦ J'u: u, the parts of J'u that depend on it, and the indices of their parameters."""
         u = th.zeros_like(self.head, requires_grad=True)
         pulled = th.autograd.grad(self.head, self.params, u, create_graph=True, allow_unused=True)
         places = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]
@@ -107,10 +108,10 @@ class Linearization:
 
 def parts_of(n_steps: int, bytes_per_step: int) -> list[slice]:
     """
-    The steps, cut into parts whose graphs fit into memory one at a time.
+    The steps, divided into parts whose graphs fit into memory one at a time.
 
     :param n_steps: number of steps
-    :param bytes_per_step: what the graph of one step's head keeps
+    :param bytes_per_step: bytes that the graph of one step's head keeps
     :return: slices that cover the steps in order
     """
     return _slices(n_steps, min(n_steps, max(1, GRAPH_BYTES // max(1, bytes_per_step))))
@@ -124,11 +125,11 @@ class SampleEstimates:
     """
     ĝ, F̂ and Σ̂ over one set of steps.
 
-    :param linearize: the linearisation of the steps in a slice; called anew in each pass when the steps do not fit
-        into one part, so that only one part's graph lives at a time
+    :param linearize: takes a slice and returns the linearisation of its steps; if the steps do not fit into one part,
+        it is called again in each pass, so that only one part's graph exists at a time
     :param n_steps: n, number of steps
     :param n_params: d, number of actor parameters
-    :param bytes_per_step: what the graph of one step's head keeps
+    :param bytes_per_step: bytes that the graph of one step's head keeps
     """
 
     def __init__(
@@ -174,12 +175,12 @@ class SampleEstimates:
         """
         Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))).
 
-        Samples come a block of steps at a time.
+        Per-sample gradients are computed for a block of steps at a time.
 
         :param gradient: ĝ over the same steps, shape ``(d,)``
         :return: shape ``(d,)``
         """
-        # Steps in a block cost the square of their number in operations, and d floats each.
+        # A block costs operations in proportion to the square of its steps, and d floats of memory for each step.
         block_size = max(1, min(32, COLUMN_BYTES // (4 * self.n_params)))
         squares = th.zeros_like(gradient)
         for start in range(0, self.n_steps, block_size):
@@ -192,7 +193,7 @@ class SampleEstimates:
         F̂X and Σ̂X from one pass: both need P = JX, and pull back HP/n and s_i(w_i - w̄)'/(n-1), with w_i = s_i'P_i
         and w̄ = ξ̄'X.
 
-        O(n·d·c) operations; never more than one part of the steps and a chunk of the columns at a time.
+        O(n·d·c) operations, on one part of the steps and one chunk of the columns at a time.
 
         :param matrix: X, shape ``(d, c)``
         :return: F̂X and Σ̂X, each of shape ``(d, c)``, column-major
@@ -202,7 +203,7 @@ class SampleEstimates:
         covariance = matrix.new_zeros(n_columns, self.n_params).T
         mean = self.gradient() @ matrix
         steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, PRODUCT_GRAPH_BYTES // self._bytes_per_step))
-        # of each column: its copy in pieces, and what is pulled back for F̂ and Σ̂, in parts and joined
+        # 5·d numbers for each column: its copy in pieces, and the products for F̂ and Σ̂, in parts and joined
         width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
         for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):
@@ -229,7 +230,7 @@ class SampleEstimates:
         """
         v'F̂v = mean of P_i'H_iP_i and v'Σ̂v = sample variance of w_i, with P = Jv and w_i = s_i'P_i.
 
-        Neither can be negative, since nothing is pulled back. O(n·d) operations.
+        Neither can be negative, since no product with J' is needed. O(n·d) operations.
 
         :param vector: v, shape ``(d,)``
         :return: v'F̂v and v'Σ̂v

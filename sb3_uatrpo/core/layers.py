@@ -2,8 +2,8 @@ r"""
 Products with J and J' for heads that are a chain of linear layers with fixed functions between them.
 
 A layer z_i = Wx_i + b that a head h_i passes through once has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
-D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. With D and x at hand, a product with J or J' is one large matrix
-product for each layer, and a small one for each step; nothing travels through the network again for each column.
+D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. Given D and x, a product with J or J' is one large matrix product for
+each layer and a small one for each step. The columns do not pass through the network again.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Layer:
     """
     One layer at n steps, or the log standard deviations of a Gaussian, which act like the bias of a layer.
 
-    :param weight: place of W, shape ``(o, i)``, among the parameters, if it is one of them
-    :param bias: place of b, shape ``(o,)``, among the parameters, if it is one of them
+    :param weight: index of W, shape ``(o, i)``, among the parameters, if it is one of them
+    :param bias: index of b, shape ``(o,)``, among the parameters, if it is one of them
     :param inputs: x, shape ``(n, i)``
     :param outputs: z, shape ``(n, o)``, with the graph from it to the head
     :param jacobian: D, shape ``(n, k, o)``, if it is known without the graph
@@ -36,16 +36,16 @@ class Layer:
 @dataclass(frozen=True)
 class LayeredLinearization(Linearization):
     """
-    A linearisation whose parameters all belong to linear layers. The results are those of its base to float rounding.
+    A linearisation whose parameters all belong to linear layers. Results equal the base class's up to float rounding.
 
-    :param layers: every parameter in exactly one of them
+    :param layers: the layers; every parameter belongs to exactly one
     """
 
     layers: tuple[Layer, ...] = ()
 
     @cached_property
     def _jacobians(self) -> list[th.Tensor]:
-        """D of each layer, shape ``(n, k, o)``; steps do not mix, so one cotangent for each of k serves all of them."""
+        """D of each layer, shape ``(n, k, o)``; steps do not mix, so each of k cotangents serves all steps."""
         n, k = self.head.shape
         units = th.eye(k, dtype=self.head.dtype, device=self.head.device)[:, None].expand(k, n, k)
         outputs = [layer.outputs for layer in self.layers if layer.jacobian is None]
@@ -59,7 +59,7 @@ class LayeredLinearization(Linearization):
 
     def vjp(self, cotangents: th.Tensor) -> th.Tensor:
         if len(cotangents) == 1 and "_jacobians" not in vars(self):
-            # one column is the policy gradient's, over many steps: cheaper than their D
+            # a single column, such as the policy gradient over many steps, is cheaper than computing D
             return super().vjp(cotangents)
         width = len(cotangents)
         rows: list[th.Tensor | None] = [None] * len(self.params)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Evaluation:
     """
-    What a trial step does, on the whole batch.
+    The effect of a trial step on the whole batch.
 
     :param objective: surrogate objective, mean of A·π_θ/π_θk
     :param kl: mean KL(π_θk‖π_θ) in nats
@@ -41,9 +41,9 @@ def backtracking_line_search(
     """
     The largest κ^i, i = 0 … ``max_iter`` - 1, whose objective is no lower than before and whose KL is within bounds.
 
-    A trial with a non-finite value is a rejected one.
+    A trial with a non-finite value is rejected.
 
-    :param evaluate: takes the step's fraction in (0, 1]; the last call is for the fraction that is accepted
+    :param evaluate: takes the step's fraction in (0, 1]; if a fraction is accepted, the last call is for it
     :param objective: the objective before the step
     :param max_kl: the largest KL accepted, nats
     :param shrinking_factor: κ in (0, 1)
@@ -55,7 +55,7 @@ def backtracking_line_search(
     for _ in range(max_iter):
         trial = evaluate(fraction)
         proposed = proposed or trial
-        # comparisons with NaN are false, so only infinity needs a word of its own
+        # comparisons with NaN are false, so only infinity needs a check of its own
         if trial.kl <= max_kl and objective <= trial.objective < math.inf:
             return LineSearchResult(fraction, proposed, trial)
         fraction *= shrinking_factor

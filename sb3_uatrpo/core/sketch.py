@@ -13,7 +13,7 @@ import torch as th
 
 class Sketch:
     """
-    Ω, Y_F, Y_Σ, the weight of their average, and the parameters that they belong to.
+    Ω, Y_F, Y_Σ, the weight of the averages, and the parameters that they belong to.
 
     Its state is a ``state_dict`` of plain tensors, so Stable-Baselines3 saves, loads and moves it with the policy.
     Until Ω is drawn, at the first update, the matrices have no size.
@@ -23,14 +23,14 @@ class Sketch:
     :param ema_beta: β in [0, 1); with 0 nothing is averaged and Y_F and Y_Σ are not stored
     :param seed: seeds the generator that draws Ω
     :param dtype: type of the policy's parameters
-    :param device: where Ω, Y_F and Y_Σ live; the numbers are drawn on the CPU, so they do not depend on it
+    :param device: where Ω, Y_F and Y_Σ are kept; the numbers are drawn on the CPU, so they do not depend on it
     """
 
     def __init__(
         self, n_params: int, n_projections: int, ema_beta: float, seed: int, dtype: th.dtype, device: th.device
     ) -> None:
         self.shape = (n_params, n_projections)
-        #: how many of the d coordinates each parameter of the policy has, once that is known
+        #: how many of the d coordinates belong to each parameter of the policy, once known
         self.layout = th.zeros(0, dtype=th.float64)
         self.ema_beta = ema_beta
         self.dtype = dtype
@@ -43,16 +43,16 @@ class Sketch:
         self._clear_averages()
 
     def _clear_averages(self) -> None:
-        # as large as Ω, and as column-major
+        # as large as Ω, and column-major like it
         average = self.omega if self.ema_beta > 0.0 else self.omega[:0, :0]
         self.y_fisher = th.zeros_like(average)
         self.y_covariance = th.zeros_like(average)
-        # 1 - β^k after k updates: what an average that began at zero has taken in so far
+        # 1 - β^k after k updates: the total weight in an average that started at zero
         self.ema_weight = th.zeros(1, dtype=th.float64)
 
     @property
     def n_bytes(self) -> int:
-        """What Ω, and Y_F and Y_Σ where they are kept, take once Ω is drawn, in memory and in a checkpoint."""
+        """Bytes of Ω, and of Y_F and Y_Σ where they are kept, once Ω is drawn: in memory and in a checkpoint."""
         return self.shape[1] * self.bytes_per_projection(self.shape[0], self.ema_beta, self.dtype)
 
     @staticmethod
@@ -66,7 +66,7 @@ class Sketch:
         return (3 if ema_beta > 0.0 else 1) * n_params * dtype.itemsize
 
     def draw(self) -> None:
-        """Draw Ω, standard Gaussian, unless that was done."""
+        """Draw Ω, standard Gaussian, unless it has been drawn already."""
         if self.omega.numel() > 0:
             return
         omega = th.randn(self.shape[1], self.shape[0], generator=self.generator, dtype=self.dtype)
@@ -75,11 +75,11 @@ class Sketch:
 
     def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float) -> None:
         """
-        Fit it to what an update is about: it starts afresh, with a warning, if its averages mean nothing there.
+        Fit the sketch to an update. It starts afresh, with a warning, if its averages no longer apply.
 
-        :param layout: how many of the d coordinates each of the policy's parameters has
+        :param layout: how many of the d coordinates belong to each parameter of the policy
         :param n_projections: m
-        :param ema_beta: β of this update and of those that follow; averages begin and end with β > 0
+        :param ema_beta: β of this update and those that follow; averages are kept only while β > 0
         """
         shape = (int(layout.sum()), n_projections)
         if shape != self.shape or (len(self.layout) > 0 and not th.equal(layout, self.layout)):
@@ -91,7 +91,7 @@ class Sketch:
 
     def resize(self, n_params: int, n_projections: int) -> None:
         """
-        Start afresh with another shape, with a warning if anything was kept.
+        Start afresh with another shape, with a warning if there is anything to discard.
 
         :param n_params: d
         :param n_projections: m
@@ -105,7 +105,7 @@ class Sketch:
     def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:
         warnings.warn(
             f"The sketch of the trust region starts afresh: it was kept for d={kept[0]} actor parameters and "
-            f"m={kept[1]} projections, and those of now are others, d={wanted[0]} and m={wanted[1]}.",
+            f"m={kept[1]} projections, but now there are d={wanted[0]} and m={wanted[1]}.",
             stacklevel=3,
         )
 
@@ -129,7 +129,7 @@ class Sketch:
 
     def state_dict(self) -> dict[str, th.Tensor]:
         """
-        :return: the whole state; the generator's comes last, and is the only entry that is not floating point
+        :return: the whole state; the generator's comes last, as the only entry that is not floating point
         """
         return {
             "omega": self.omega,
@@ -142,12 +142,13 @@ class Sketch:
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """
-        Take over a state. One of another m is not taken: the sketch starts afresh, with a warning.
+        Restore a state. If its m differs, the sketch starts afresh instead, with a warning.
 
-        One of other parameters is taken, since those that are frozen are known to the next update only: it judges.
+        A state of other actor parameters is restored. Which parameters are frozen is known only at the next update, and
+        that update decides whether the state fits.
 
         :param state_dict: what ``state_dict`` returned
-        :param strict: whether every entry must be there, and no other
+        :param strict: whether to require every entry and no other
         :raises RuntimeError: if ``strict`` and the entries differ, as ``torch.nn.Module`` does
         """
         expected = set(self.state_dict())
@@ -158,7 +159,7 @@ class Sketch:
             )
         if "generator" in state_dict:
             self.generator.set_state(state_dict["generator"].cpu())
-        # clones keep the strides, and with them the column-major layout
+        # clones keep the strides, and so the column-major layout
         matrices = {
             name: value.to(self.device, self.dtype).clone()
             for name, value in state_dict.items()
@@ -179,5 +180,5 @@ class Sketch:
             self.ema_weight = state_dict["ema_weight"].to("cpu", th.float64).clone()
         expected_shape = self.omega.shape if self.ema_beta > 0.0 else (0, 0)
         if self.y_fisher.shape != expected_shape or self.y_covariance.shape != expected_shape:
-            # saved with averages and loaded without, or the other way round
+            # saved with averages and loaded without, or vice versa
             self._clear_averages()

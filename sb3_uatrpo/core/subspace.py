@@ -1,13 +1,12 @@
 r"""
 The update direction within the subspace where the trust region was observed (paper, Algorithm 1 and appendix).
 
-From the statistic Y = M̂Ω comes an orthonormal basis Q of its range, the trust region matrix in that basis,
-M̃ ≈ Q'M̂Q, and the direction v = QM̃⁺Q'ĝ. Q is never formed: with the singular values and right singular vectors
-Y = QSV', it is Q = YW, W = VS⁻¹, so all that is needed of the d-dimensional space are Y'Y, Ω'Y and Y'ĝ, which are
-small and are summed over blocks of rows. The memory of the float64 work is then bounded
-whatever d is, and the rest is algebra of m×m matrices on the CPU.
+The statistic Y = M̂Ω gives an orthonormal basis Q of its range, the trust region matrix in that basis, M̃ ≈ Q'M̂Q, and
+the direction v = QM̃⁺Q'ĝ. Q is never formed: with the singular value decomposition Y = QSV' it is Q = YW, W = VS⁻¹, so
+only Y'Y, Ω'Y and Y'ĝ are needed from the d-dimensional space. They are small and summed over blocks of rows, so the
+float64 work takes bounded memory for any d. The rest is algebra of m×m matrices on the CPU.
 
-Two reconstructions of M̃ are offered. The paper's solves M̃(Q'Ω) = Q'Y in the least-squares sense. Nyström's is
+There are two reconstructions of M̃. The paper's solves M̃(Q'Ω) = Q'Y in the least-squares sense. Nyström's is
 M̃ = Q'Y(Ω'Y)⁺Y'Q, truncated to half the projections, which is closer to Q'M̂Q and stays positive semidefinite
 (Tropp, Yurtsever, Udell and Cevher, 2017, *Fixed-rank approximation of a positive-semidefinite matrix from
 streaming data*). The small eigenvalues of either are noise, and dividing by them would let noise set the step: the
@@ -30,16 +29,18 @@ import torch as th
 
 #: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
 RESOLUTION = th.finfo(th.float32).eps
-#: Y'Y squares the singular values, so those at a cut t are known to ε/t² of float64. With the cut above this bound,
-#: from 839 parameters on, that is 2e-8, finer than the statistic itself, and much cheaper than a QR decomposition.
+#: Y'Y squares the singular values, so those at a relative cut t are accurate to ε/t², with float64's ε. Cuts above this
+#: bound, from 839 parameters on, give at least 2e-8: finer than the statistic itself, and much cheaper than a QR
+#: decomposition.
 CUT_FOR_GRAM = 1e-4
-#: With shrinkage the relative cut on singular values is never above this. The usual cut is, beyond 839,000 parameters,
-#: and from 8.4 million on it would keep nothing. Curvature is at least μ, so noise in what is kept cannot lengthen a
-#: step.
+#: Upper limit of the relative cut on singular values with shrinkage. The usual cut exceeds it beyond 839,000
+#: parameters, and keeps nothing from 8.4 million on. Curvature is at least μ, so noise in what is kept cannot lengthen
+#: a step.
 SHRUNK_CUT = 0.1
-#: Q'Ω counts as of full rank unless the diagonal of its triangular factor falls below this part of its maximum.
+#: Q'Ω counts as of full rank unless an entry on the diagonal of its triangular factor is below this fraction of the
+#: largest.
 FULL_RANK = 1e-8
-#: Rows of Y taken to float64 at once: few, so that they stay in the processor's cache.
+#: Rows of Y converted to float64 at once: few, so that they stay in the processor's cache.
 ROWS_AT_ONCE = 512
 
 ProjectionSolver = Literal["least_squares", "nystrom"]
@@ -69,9 +70,9 @@ def subspace_direction(
     """
     Uncertainty-aware update direction (paper, Algorithm 1, with the appendix's projection of an averaged matrix).
 
-    Kept are the singular values σ_i > σ_1·max(d, m)·ε of Y and the eigenvalues λ > λ_max·ℓ·ε of M̃, with ℓ the
+    It keeps the singular values σ_i > σ_1·max(d, m)·ε of Y and the eigenvalues λ > λ_max·ℓ·ε of M̃, where ℓ is the
     number of singular values kept and ε the resolution of float32. Without shrinkage, v = QVΛ⁻¹V'Q'ĝ. With it,
-    v = QV((1-ρ)Λ + μI)⁻¹V'Q'ĝ + (ĝ - QVV'Q'ĝ)/μ: what was cut counts as zero, and its curvature is μ. A trace that is
+    v = QV((1-ρ)Λ + μI)⁻¹V'Q'ĝ + (ĝ - QVV'Q'ĝ)/μ: what was cut counts as zero, so its curvature is μ. A trace that is
     not positive, or not finite, gives a direction that is not finite. All in float64, O(d·m²) operations.
 
     :param statistic: Y, shape ``(d, m)``
@@ -121,11 +122,11 @@ def subspace_direction(
 
 def _least_squares(projected_omega: th.Tensor, projected_statistic: th.Tensor) -> th.Tensor:
     """M̃ that solves M̃(Q'Ω) = Q'Y, arguments and result in the basis Q, shapes ``(ℓ, m)`` and ``(ℓ, ℓ)``."""
-    # Not torch.linalg.lstsq: its driver for rank-deficient systems gives other last digits at each call
+    # Not torch.linalg.lstsq: its driver for rank-deficient systems gives different last digits at each call
     orthonormal, triangular = th.linalg.qr(projected_omega.T)
     sizes = triangular.diagonal().abs()
     if bool(sizes.amin() > FULL_RANK * sizes.amax()):
-        # nearly always, since random directions span the range: several times faster than a pseudo-inverse
+        # nearly always the case, since random directions span the range: several times faster than a pseudo-inverse
         return th.linalg.solve_triangular(triangular, orthonormal.T @ projected_statistic.T, upper=True).T
     rtol = max(projected_omega.shape) * th.finfo(th.float64).eps
     return projected_statistic @ th.linalg.pinv(projected_omega, rtol=rtol)
@@ -164,7 +165,7 @@ def _products_with(matrix: th.Tensor, others: list[th.Tensor]) -> list[th.Tensor
     exact = th.empty(sum(sizes), n_rows, dtype=th.float64, device=matrix.device)
     for rows in _row_blocks(matrix):
         block = exact[:, : len(matrix[rows])]
-        # the matrices are column-major: their transposes lie in memory as the product wants them
+        # the matrices are column-major, so their transposes have the memory layout that the product is fastest with
         for part, place in zip(parts, block.split(sizes), strict=True):
             place.copy_(part[rows].T)
         total.addmm_(block, block[: sizes[0]].T)

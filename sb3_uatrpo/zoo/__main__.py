@@ -1,7 +1,7 @@
 """
 RL Zoo's scripts, without the start-up hook: ``python -m sb3_uatrpo.zoo train --algo uatrpo --env Hopper-v4``.
 
-The first word is the module that ``python -m rl_zoo3.…`` would run; what follows goes to it unchanged.
+The first argument is the module that ``python -m rl_zoo3.…`` would run. The others are passed to it unchanged.
 """
 
 import runpy
@@ -26,9 +26,9 @@ SCRIPTS = {
 
 def main() -> None:
     """
-    Hand over to a script of RL Zoo that knows our algorithms.
+    Register our algorithms and run a script of RL Zoo.
 
-    :raises SystemExit: if RL Zoo is missing, or the script is not one of its
+    :raises SystemExit: if RL Zoo is missing, or has no such script
     """
     if find_spec("rl_zoo3") is None:
         sys.exit('rl_zoo3 is not installed; pip install "sb3_uatrpo[zoo]" brings it')

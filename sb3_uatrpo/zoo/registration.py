@@ -1,8 +1,8 @@
 """
-What RL Zoo has to know of this package: the algorithms, their search spaces and their hyperparameter files.
+What RL Zoo has to know about this package: the algorithms, their search spaces and their hyperparameter files.
 
-RL Zoo has no plug-in mechanism. Its modules are amended in place, each right after it was imported: entries are added
-to its dictionaries where there are none of that name, and a default configuration file is put where it asks for none.
+RL Zoo has no plug-in mechanism, so its modules are amended in place, each right after it is imported: entries are added
+to its dictionaries unless the name is taken, and our hyperparameter file becomes the default configuration.
 """
 
 import functools
@@ -22,7 +22,7 @@ from sb3_uatrpo.zoo.search_space import (
     sample_uatrpo_shrinkage_params,
 )
 
-# The second is the first with other settings: each name has a hyperparameter file of its own
+# The second is the first with other settings: each name has its own hyperparameter file
 ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_shrinkage": UATRPO, "trpo_matched": MatchedTRPO}
 SAMPLERS = {
     "uatrpo": sample_uatrpo_params,
@@ -34,7 +34,7 @@ HYPERPARAMS = Path(__file__).parents[1] / "hyperparams"
 
 def register() -> None:
     """
-    Make RL Zoo know the names in ``ALGORITHMS``. A second call changes nothing, and an entry that is there stays.
+    Register the names in ``ALGORITHMS`` with RL Zoo. A second call changes nothing, and existing entries stay.
 
     :raises ImportError: if rl_zoo3 is not installed
     """
@@ -44,9 +44,9 @@ def register() -> None:
 
 def amend(module: ModuleType) -> None:
     """
-    Add to one module of RL Zoo what belongs there.
+    Add our entries to one module of RL Zoo.
 
-    :param module: one of those in ``AMENDMENTS``, imported
+    :param module: an imported module, one of those in ``AMENDMENTS``
     """
     AMENDMENTS[module.__name__](module)
 

@@ -1,4 +1,4 @@
-"""What RL Zoo's ``-optimize`` searches for UATRPO, with and without shrinkage, and MatchedTRPO."""
+"""Search spaces of RL Zoo's ``-optimize`` for UATRPO, with and without shrinkage, and MatchedTRPO."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,18 +7,18 @@ from torch import nn
 if TYPE_CHECKING:
     import optuna
 
-# Every size of a minibatch divides every length of a rollout, and so n_steps * n_envs for any number of environments
+# Every minibatch size divides every rollout length, and so n_steps * n_envs for any number of environments
 N_STEPS = (250, 500, 1000, 2000, 4000)
 BATCH_SIZES = (25, 50, 125, 250)
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
-# A small shrinkage is not close to none, so there is no range to draw from
+# Small shrinkage does not resemble none, so there is no continuous range to sample from
 SHRINKAGES = (0.5, 0.75, 0.9, 0.97)
 
 
 def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
-    :param sampled_params: what a trial has suggested, by name
+    :param sampled_params: the values that a trial has sampled, by name
     :return: arguments of the constructor
     """
     params = dict(sampled_params)
@@ -46,7 +46,7 @@ def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
         "net_arch": trial.suggest_categorical("net_arch", tuple(NET_ARCHS)),
         "activation_fn": trial.suggest_categorical("activation_fn", tuple(ACTIVATION_FNS)),
     }
-    # shown in the report beside what was sampled
+    # shown in the report beside the sampled values
     trial.set_user_attr("gamma", 1.0 - sampled["one_minus_gamma"])
     trial.set_user_attr("gae_lambda", 1.0 - sampled["one_minus_gae_lambda"])
     return sampled

@@ -1,4 +1,4 @@
-"""Mistakes of a user, each of which `mypy --strict` finds: the comment is the code of its error. It is never run."""
+"""A user's mistakes. `mypy --strict` finds each one; the comment is its error code. The file is never run."""
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, study
 from sb3_uatrpo.study.plan import plan

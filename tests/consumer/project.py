@@ -1,4 +1,4 @@
-"""What a user of sb3_uatrpo might write. `mypy --strict` has nothing to say about it, and it runs."""
+"""What a user of sb3_uatrpo might write. It runs, and `mypy --strict` accepts it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sb3_uatrpo.zoo import register
 
 
 class Careful(UATRPO):
-    """A class of the user's own."""
+    """A user's own subclass."""
 
 
 class StopWhenUnknown(BaseCallback):

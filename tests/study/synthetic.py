@@ -37,8 +37,8 @@ def make_record(
     kl_ratio: tuple[float, float] | None = (1.0, 0.1),
 ) -> Record:
     """
-    A run that learns linearly up to ``final`` at 80% of its steps, and stays there; ``noise`` is the standard deviation
-    of what is added to every return, ``kl_ratio`` the median and the spread of the logarithm.
+    A run that learns linearly up to ``final`` at 80% of its steps and stays there. ``noise`` is the standard deviation
+    of the noise in every return, ``kl_ratio`` the median of the ratio and the spread of its logarithm.
     """
     rng = np.random.default_rng([seed, len(algo), len(env_id), len(variant)])
     ends = np.arange(episode_length, n_timesteps + 1, episode_length)
@@ -76,7 +76,7 @@ def make_folder(folder: Path) -> Path:
 def make_study(
     folder: Path, n_seeds: int = 4, env_ids=("Hopper-v4", "HalfCheetah-v4"), variants=("", "noise=1")
 ) -> Path:
-    """Two algorithms, of which one ends higher and has steps of the estimated size."""
+    """Two algorithms. One ends higher and has steps of the estimated size."""
     for env_id in env_ids:
         for variant in variants:
             for algo, level, kl_ratio in (("uatrpo", 2000.0, (1.0, 0.15)), ("trpo_matched", 1700.0, (1.8, 0.5))):

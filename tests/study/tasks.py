@@ -10,18 +10,18 @@ from gymnasium import spaces
 
 
 def processes_seen(folder: Path) -> list[int]:
-    """The numbers of the processes that have used an environment with this folder."""
+    """The ids of the processes that have used an environment with this folder."""
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
 class Waiting(gym.Env):
     """
-    Episodes of ten steps. While the file ``broken`` is in its folder, a step raises an exception.
+    Episodes of ten steps. While its folder contains the file ``broken``, a step raises an exception.
 
-    :param folder: where each process that uses the environment leaves an empty file called by its number
-    :param hold_from: of the processes that came, this one and those after it wait for the file ``go``, and as long as
-        there is a file ``stay_`` with their number
-    :param reports_success: whether every second episode says that it succeeded, and the others that they did not
+    :param folder: where each process that uses the environment leaves an empty file named after its process id
+    :param hold_from: processes from this one on, in order of arrival, wait until the file ``go`` exists, and as long as
+        there is a file ``stay_`` with their process id
+    :param reports_success: whether episodes report success, alternately that they succeeded and that they did not
     """
 
     def __init__(
