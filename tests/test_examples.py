@@ -1,5 +1,6 @@
 """Every example runs, shortened, as a user would start it: a script, from another folder."""
 
+import ctypes.util
 import json
 import os
 import shlex
@@ -10,9 +11,13 @@ import time
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
+from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sb3_uatrpo import MatchedTRPO
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -79,6 +84,55 @@ def test_watch_agent(trained):
     folder, _ = trained
     output = run(folder, "watch_agent.py", "runs/uatrpo_Hopper-v4_1", "--render-mode", "none", "--n-episodes", "2")
     assert output.count("return") == 2
+
+
+def test_agents_are_filmed_side_by_side(tmp_path):
+    """One from a study's folder, one from a file."""
+    study = ["run", "--folder", "study", "--algo", "uatrpo", "--env", "CartPole-v1", "--n-timesteps", "500"]
+    command = [sys.executable, "-m", "sb3_uatrpo.study", *study, "--eval-freq", "0", "--save-models"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (cartpole,) = (tmp_path / "study" / "models").iterdir()
+    MatchedTRPO("MlpPolicy", "Pendulum-v1", device="cpu").save(tmp_path / "pendulum")
+    agents = [str(cartpole), "Pendulum-v1=pendulum.zip", "--algo", "trpo_matched"]
+    options = ["--seconds", "2", "--fps", "10", "--height", "40"]
+    assert "agents.gif" in run(tmp_path, "film_agents.py", *agents, *options)
+    with Image.open(tmp_path / "agents.gif") as gif:
+        # CartPole is half as wide again as it is high, and Pendulum square
+        assert gif.width == 60 + 40
+        frames = [np.asarray(frame.convert("L"), float) for frame in ImageSequence.Iterator(gif)]
+        assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(gif)) == 2000
+    for half in (slice(0, 60), slice(60, 100)):
+        assert max(np.abs(frame[:40, half] - frames[0][:40, half]).max() for frame in frames) > 50
+
+    refused = run(
+        tmp_path, "film_agents.py", *agents, *options, "--max-megabytes", "0.001", "--output", "b.gif", code=2
+    )
+    assert "lower --seconds, --fps, --height or --colors" in refused
+    assert not (tmp_path / "big.gif").exists()
+
+
+@pytest.mark.skipif(ctypes.util.find_library("EGL") is None, reason="MuJoCo renders without a screen only with EGL")
+def test_a_mujoco_agent_stays_in_the_picture(trained, tmp_path):
+    agent = f"Hopper-v4={trained[0] / 'runs' / 'uatrpo_Hopper-v4_1' / 'model.zip'}"
+    said = run(tmp_path, "film_agents.py", agent, "--seconds", "1", "--fps", "10", "--height", "60")
+    assert ", with statistics of VecNormalize" in said
+
+    # 100 m from the start, where an agent may get to
+    script = """
+import gymnasium as gym
+from film_agents import rendering
+env = gym.make("Hopper-v5", **rendering("Hopper-v5"))
+env.reset(seed=0)
+env.unwrapped.init_qpos[0] = 100
+env.unwrapped.set_state(env.unwrapped.init_qpos, env.unwrapped.init_qvel)
+red, _, blue = env.render().astype(int).transpose(2, 0, 1)
+print((red > blue + 50).sum())
+"""
+    environment = {**os.environ, "MUJOCO_GL": "egl", "PYTHONPATH": str(EXAMPLES)}
+    command = [sys.executable, "-c", script]
+    printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    # the Hopper is orange, and nothing else is
+    assert int(printed) > 1000
 
 
 @pytest.mark.parametrize("env_id", ["Hopper-v4", "CartPole-v1"])
