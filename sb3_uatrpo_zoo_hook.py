@@ -19,7 +19,7 @@ def _is_ours(finder):
 
 
 class _Finder:
-    """Amends each of the three modules after it was executed, whoever finds and executes it."""
+    """Amends each of the three modules after its execution, for any finder and loader."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _MODULES:

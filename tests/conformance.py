@@ -15,7 +15,7 @@ import sb3_uatrpo
 CLASS = getattr(sb3_uatrpo, os.environ["CONFORMANCE_CLASS"])
 stable_baselines3.A2C = CLASS
 
-ONE_STEP = "asks for n_steps=1 with one environment, which is refused: a covariance needs two samples"
+ONE_STEP = "uses n_steps=1 with one environment, which is refused: a covariance needs two samples"
 TWO_ROLLOUTS = "its budget of 2,000 steps is 400 updates of A2C, and two of this class"
 ONE_ROLLOUT = "its budget of 500 steps is 100 updates of A2C's critic, and less than one rollout of this class"
 NAME = "expects a log folder called A2C; ours has the name of the class"

@@ -198,7 +198,7 @@ class ReferenceUATRPO:
         self.F, self.Sigma, self.k = np.zeros((d, d)), np.zeros((d, d)), 0
 
     def step(self, policy, obs, actions, advantages, factor: int, n: int, noise: float = 0.0):
-        """ηv for a batch in env-major time order, and everything on the way to it."""
+        """ηv for a batch in env-major time order, with all intermediate results."""
         samples = gradient_samples(policy, obs, actions, advantages)
         g = samples.mean(axis=0)
         g = g - noise * standard_error(samples) * np.sign(g)

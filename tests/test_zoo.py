@@ -8,12 +8,14 @@ import os
 import types
 from pathlib import Path
 
+import gymnasium as gym
 import imageio_ffmpeg
 import optuna
 import pytest
 import yaml
 
 from sb3_uatrpo import UATRPO
+from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.zoo import register, registration, search_space
 from tests.installing import environment, pip, run, site_packages
 
@@ -299,6 +301,18 @@ def test_the_variant_has_the_entries_of_the_paper_s_algorithm():
     changes = {"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"}
     without_delta = ({k: v for k, v in entry.items() if k != "trust_region_delta"} for entry in plain.values())
     assert variant == dict(zip(plain, ({**entry, **changes} for entry in without_delta), strict=True))
+
+
+def test_the_study_of_the_small_tasks_has_them_all():
+    """Every entry outside MuJoCo, with its own number of steps, and no seed with which an entry was chosen."""
+    specs = plan(**read_study_file(ROOT / "docs" / "results" / "small_tasks" / "study.yml"))
+    assert 0 not in {spec.seed for spec in specs}
+    for algo in registration.ALGORITHMS:
+        entries = yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())
+        del entries["default"]
+        small = [env_id for env_id in entries if "mujoco" not in str(gym.spec(env_id).entry_point)]
+        planned = {spec.env_id: spec.n_timesteps for spec in specs if spec.algo == algo}
+        assert planned == {env_id: entries[env_id]["n_timesteps"] for env_id in small}
 
 
 def test_the_files_are_visible_at_the_top():

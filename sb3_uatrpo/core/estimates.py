@@ -24,12 +24,12 @@ import torch as th
 
 #: A graph of the policy may keep this many bytes of activations; longer batches are processed in parts.
 GRAPH_BYTES = 16 * 2**20
-#: Products with many columns process this many steps at once, or as many as keep their graph within this many bytes,
+#: Products with many columns process this many steps at once, or the number whose graph takes this many bytes,
 #: whichever is more. On a CPU, wide chunks of few steps are faster than narrow chunks of many steps, whose temporaries
 #: do not fit into its cache.
 PRODUCT_STEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
-#: Products process as many columns at once as keep the temporaries near this many bytes.
+#: Products process columns in chunks whose temporaries take about this many bytes.
 COLUMN_BYTES = 12 * 2**20
 
 
