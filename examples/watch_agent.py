@@ -2,6 +2,8 @@
 Watch an agent that ``train_mujoco.py`` has trained.
 
     python examples/watch_agent.py runs/uatrpo_Hopper-v4_0 --env Hopper-v4
+
+In the window of a MuJoCo task, Tab switches to the camera that follows the agent.
 """
 
 import argparse
