@@ -1,4 +1,4 @@
-"""The standard MLP policy during a rollout: it acts as arrays, and evaluates afterwards what it did."""
+"""The standard MLP policy during a rollout: it acts on arrays, and evaluates its actions afterwards."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -28,13 +28,13 @@ Observations = np.ndarray | dict[str, np.ndarray]
 
 class ActingMLP:
     """
-    A copy of a plain MLP's numbers, which acts in its place.
+    A copy of a plain MLP's parameters that acts in its place.
 
-    It draws what the policy would draw, from the same random stream. Since it has a copy, values and log-probabilities
-    are those of the policy that acted, also when that has changed since; whether it has is known from the numbers
-    themselves, so that no way of changing them goes unnoticed.
+    It draws the actions that the policy would draw, from the same random stream. Values and log-probabilities come from
+    the copy, so they are those of the policy that acted, even if the policy has changed since. Changes are detected by
+    comparing the parameters themselves, so no way of changing them goes unnoticed.
 
-    :param mlp: on the CPU, in evaluation mode
+    :param mlp: a plain MLP on the CPU, in evaluation mode
     """
 
     def __init__(self, mlp: PlainMLP) -> None:
@@ -49,7 +49,7 @@ class ActingMLP:
         self._listeners = [hooks for module in mlp.policy.modules() for hooks in forward_hooks(module)[:2]]
 
         self._mlp = mlp.copied()
-        # it acts only while the numbers are those of the copy, and they are in the processor's cache already
+        # the original's arrays, not the copy's: equal while it acts, and in the processor's cache already
         self._actor = as_arrays(mlp.actor)
         self._draw = _SAMPLERS[type(mlp.policy.action_dist)](self._mlp)
         space = mlp.policy.observation_space
@@ -58,17 +58,17 @@ class ActingMLP:
             and isinstance(space, spaces.Box)
             and not (mlp.policy.normalize_images and is_image_space(space))
         )
-        #: what the evaluation of one step takes at a time, bytes
+        #: bytes that the evaluation of one step takes
         widths = sum(len(dense.weight) for dense in (*mlp.actor, *mlp.critic))
         self.bytes_per_step = mlp.actor[0].weight.element_size() * (2 * mlp.actor[0].weight.shape[1] + widths)
 
     @staticmethod
     def of(policy: ActorCriticPolicy, fast_path: FastPath, observations: Observations) -> "ActingMLP | None":
         """
-        :param policy: in evaluation mode
-        :param fast_path: hears where arrays and policy differ
-        :param observations: those from which the rollout starts
-        :return: what acts in the place of the policy; None if the policy has to act itself
+        :param policy: a policy in evaluation mode
+        :param fast_path: is told where arrays and policy differ
+        :param observations: the observations that the rollout starts from
+        :return: the copy that acts in place of the policy; None if the policy has to act itself
         """
         mlp = PlainMLP.recognise(policy)
         if mlp is None or not mlp.is_on_arrays or not mlp.sees_single_steps:
@@ -78,40 +78,40 @@ class ActingMLP:
 
     def is_current(self) -> bool:
         """
-        :return: whether the policy still is what was copied, number by number, part by part and without new hooks
+        :return: whether the policy still equals the copy in every parameter and part, and has no new hooks
         """
         return (
             all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
             and not any(self._listeners)
             and [where() for where in self._where] == self._addresses
-            # of equal length, so this compares them whole, and needs no copy for it
+            # of equal length, so this compares them whole, and without a copy
             and all(map(bytes.startswith, self._numbers, self._memory))
         )
 
     def _features(self, observations: Observations) -> Array:
         if self._is_flat:
-            # what comes out below, without what surrounds it
+            # the same result as below, with less overhead
             assert isinstance(observations, np.ndarray)
             return observations.reshape(len(observations), -1).astype(np.float32, copy=False)
         return self._mlp.features(obs_as_tensor(observations, th.device("cpu"))).numpy()
 
     def sample(self, observations: Observations) -> Array:
         """
-        :param observations: of one step, of all environments
+        :param observations: those of one step, in all environments
         :return: actions, as the policy's distribution draws them
-        :raises ValueError: if the distribution's parameters are not finite, as the policy does
+        :raises ValueError: if the distribution's parameters are not finite, as in the policy itself
         """
         actions = self._draw(self._actor(self._features(observations)))
         if actions is not None:
             return actions
-        # An action that is not a number must not reach a robot: the policy's own way says what is wrong.
+        # An action that is NaN must not reach a robot: here the policy itself raises its error.
         with th.no_grad():
             distribution = self._policy.get_distribution(obs_as_tensor(observations, th.device("cpu")))
             return distribution.get_actions().numpy()
 
     def evaluate(self, observations: Observations, actions: Array) -> tuple[th.Tensor, th.Tensor]:
         """
-        :param observations: of n steps
+        :param observations: those of n steps
         :param actions: as ``sample`` returned them
         :return: the steps' values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
         """
@@ -122,8 +122,8 @@ class ActingMLP:
 
     def differences(self, observations: Observations) -> list[str]:
         """
-        :param observations: real ones
-        :return: names of what differs from the policy's own beyond rounding
+        :param observations: observations of the environment
+        :return: names of the outputs that differ from the policy's own beyond rounding
         """
         tensors = obs_as_tensor(observations, th.device("cpu"))
         with th.no_grad():
@@ -142,7 +142,7 @@ class ActingMLP:
 
 
 def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
-    """Where the parts of a policy are kept: each dict, the name in it, and the part."""
+    """Where a policy keeps its parts: each dict, the name in it, and the part."""
     yield vars(policy), "action_dist", policy.action_dist
     for module in policy.modules():
         for values in (module._modules, module._parameters):
@@ -150,8 +150,8 @@ def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
                 yield values, name, part
 
 
-# Each of these draws by the same call of torch as the distribution, with as many numbers: the random stream is the
-# policy's. Outputs are of shape (n_envs, k); None where a distribution with these parameters would be refused.
+# Each sampler draws with the same call of torch as the distribution, and as many numbers, so the random stream is the
+# policy's. Outputs have shape (n_envs, k); None if torch would refuse a distribution with these parameters.
 Sampler = Callable[[Array], Array | None]
 
 

@@ -1,4 +1,4 @@
-"""What users attach to a policy: hooks that listen to its modules, and to the gradients of its parameters."""
+"""Hooks that users attach to a policy: to its modules, and to the gradients of its parameters."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 def forward_hooks(module: nn.Module) -> tuple[dict, ...]:
     """
     :param module: any module
-    :return: the dicts of hooks that see what goes through it: its own two, and the two of all modules
+    :return: the dicts of the hooks that are called in its forward pass: its own two, and the two of all modules
     """
     return (
         module._forward_hooks,
@@ -24,9 +24,10 @@ def forward_hooks(module: nn.Module) -> tuple[dict, ...]:
 
 class GradientHooks:
     """
-    The hooks that listen to gradients: of the parameters, and the full backward hooks of the modules.
+    The hooks that see gradients: those of the parameters, and the full backward hooks of the modules. It is true if
+    there are any.
 
-    :param policy: true if it has any
+    :param policy: the policy that they are attached to
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
@@ -46,7 +47,7 @@ class GradientHooks:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """No hook is called while this lasts."""
+        """Within this context, no hook is called."""
         for owner, name, _, empty in self._kept:
             setattr(owner, name, empty())
         try:
@@ -57,7 +58,7 @@ class GradientHooks:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """While they are set aside: they are called again while this lasts."""
+        """Within ``set_aside``: the hooks are called again in this context."""
         for owner, name, hooks, _ in self._kept:
             setattr(owner, name, hooks)
         try:

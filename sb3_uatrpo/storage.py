@@ -1,8 +1,8 @@
 """
-Steps → rollout buffer: what Stable-Baselines3's ``add`` and ``compute_returns_and_advantage`` do, for less time a step.
+Steps → rollout buffer: Stable-Baselines3's ``add`` and ``compute_returns_and_advantage``, in less time per step.
 
-Only buffers whose methods are Stable-Baselines3's own are written directly, and only after a comparison with what these
-methods do. All others are asked.
+Only buffers with Stable-Baselines3's own methods are written directly, and only after a comparison with these methods.
+For all others, their own methods are called.
 """
 
 from functools import cache
@@ -18,16 +18,15 @@ class StepWriter:
     """
     Adds steps to a rollout buffer.
 
-    The first step of a rollout is written both ways. If the buffer is not the same after both, ``add`` takes the others
-    too.
+    The first step of a rollout is written both ways. If the results differ, ``add`` writes the other steps too.
 
-    :param rollout_buffer: empty
+    :param rollout_buffer: an empty buffer
     """
 
     def __init__(self, rollout_buffer: RolloutBuffer) -> None:
         self._buffer = rollout_buffer
         self._not_evaluated = th.zeros(rollout_buffer.n_envs)
-        #: None until it is known
+        #: None until known
         self._is_direct = None if _is_own(rollout_buffer, "add") else False
 
     def add(
@@ -40,7 +39,7 @@ class StepWriter:
         log_probs: th.Tensor | None,
     ) -> None:
         """
-        :param observations: of all environments, as they gave them
+        :param observations: those of all environments, unchanged
         :param actions: as they were drawn
         :param rewards: shape ``(n_envs,)``
         :param episode_starts: shape ``(n_envs,)``
@@ -87,7 +86,7 @@ class StepWriter:
         buffer.full = buffer.full or buffer.pos == buffer.buffer_size
 
     def _last_step(self) -> dict[str, Any]:
-        """All that the buffer knows of the step before its position, whatever the names."""
+        """Everything that the buffer holds about the step before its position, under any name."""
         buffer, last = self._buffer, self._buffer.pos - 1
         arrays = {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray) and value.ndim}
         found: dict[str, Any] = {name: array[last].tobytes() for name, array in arrays.items() if last < len(array)}
@@ -96,15 +95,15 @@ class StepWriter:
 
 def compute_returns_and_advantage(rollout_buffer: RolloutBuffer, last_values: th.Tensor, dones: np.ndarray) -> None:
     r"""
-    Advantages and returns of a full buffer, as its method of that name finds them.
+    Compute the advantages and returns of a full buffer, as its method of that name does.
 
     .. math:: \hat A_t = \delta_t + \gamma\lambda(1-d_{t+1})\hat A_{t+1}, \qquad
         \delta_t = r_t + \gamma(1-d_{t+1})V(s_{t+1}) - V(s_t)
 
     (Schulman et al., 2016, *High-dimensional continuous control using generalized advantage estimation*.) The recursion
-    is in Python's own numbers, which is ten times as fast as one in arrays of a single number.
+    uses Python's own numbers, which is ten times as fast as arrays of a single number.
 
-    :param rollout_buffer: full
+    :param rollout_buffer: a full buffer
     :param last_values: V of the observations after the last step, shape ``(n_envs, 1)``
     :param dones: whether the last step ended an episode, shape ``(n_envs,)``
     """
@@ -131,7 +130,7 @@ def _recursion(buffer: RolloutBuffer, last_values: th.Tensor, dones: np.ndarray)
 
 @cache
 def _recursion_is_proven() -> bool:
-    """Whether Stable-Baselines3, in the version that is installed, finds the same in a rollout of its own."""
+    """Whether the installed Stable-Baselines3 computes the same for a made-up rollout."""
     rng = np.random.default_rng(0)
     n_steps, n_envs = 20, 2
     space = spaces.Box(-1.0, 1.0, (1,))

@@ -258,7 +258,7 @@ def mlp_output(layers, row: np.ndarray) -> np.ndarray:
 
 
 def mean_squared_error(layers, inputs: np.ndarray, targets: np.ndarray) -> float:
-    """Of a chain with one output."""
+    """Mean squared error of a chain with one output."""
     return sum((mlp_output(layers, x)[0] - t) ** 2 for x, t in zip(inputs, targets, strict=True)) / len(targets)
 
 

@@ -1,8 +1,8 @@
 """
-A small network on NumPy arrays, forwards and backwards.
+A small network on NumPy arrays, forward and backward.
 
-One row through two layers of 64 units is a few microseconds of arithmetic. A framework that keeps a graph and looks for
-hooks around each product takes several times as long, and both acting and the critic's minibatches are small.
+One row through two layers of 64 units takes a few microseconds of arithmetic. A framework that keeps a graph and checks
+for hooks around each product takes several times as long. Acting and the critic's minibatches are both that small.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ class ArrayMLP:
     """
     A chain of dense layers.
 
-    Overflow and NaN pass silently, as in torch: whoever uses a result checks it.
+    Overflow and NaN pass silently, as in torch: the caller checks the result.
 
-    :param layers: in the order in which inputs pass them
+    :param layers: the layers, in the order in which inputs pass through them
     """
 
     layers: tuple[ArrayLayer, ...]
@@ -81,7 +81,7 @@ class ArrayMLP:
 
         :param inputs: x, shape ``(n, i)``
         :param targets: t, shape ``(n,)``
-        :param gradients: W and b of each layer, the first layer's first: what its gradient is written into
+        :param gradients: arrays that the gradients of W and b are written into, layer by layer from the first
         :return: the mean
         """
         outputs = self.outputs(inputs)
