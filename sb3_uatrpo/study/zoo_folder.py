@@ -17,6 +17,15 @@ from sb3_uatrpo.study.record import Record, RunSpec
 ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent")
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """
+    :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
+    :return: the folders of its runs, sorted
+    """
+    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
+    return sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)})
+
+
 def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]:
     """
     :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
@@ -25,8 +34,7 @@ def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]
     """
     records: dict[RunSpec, tuple[Record, Path]] = {}
     bad = []
-    levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
-    for run in sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)}):
+    for run in find_runs(folder):
         try:
             record = _read_run(run)
         # a truncated or foreign file may raise anything; the report names it
