@@ -8,7 +8,7 @@ How fast is UATRPO compared with other algorithms, and where does the time of an
 UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C, and SBX's PPO where that is installed, learn in turns, one update
 at a time, with equal batches, critics and networks, so that slower and faster moments of the machine affect all of
 them. With ``--callbacks``, each algorithm has those of RL Zoo (evaluations and checkpoints) and the recorder of
-studies. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`).
+studies, but for SBX's. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`).
 
 The table has medians and ranges over the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of
 the same round. Then each of our updates is timed once more with a clock in every stage. For comparison: the bare
@@ -23,10 +23,14 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,8 +56,7 @@ from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.study.worker import RunRecorder
 
-#: Stable-Baselines3 in JAX, if it is installed
-sbx: Any = import_module("sbx") if find_spec("sbx") else None
+SBX = "PPO (SBX)"
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Setting:
         return make_env(env_id, self.shared["gamma"], seed=0, n_envs=self.n_envs)
 
     def contenders(self) -> dict[str, Callable[[Any], OnPolicyAlgorithm]]:
-        found: dict[str, Callable[[Any], OnPolicyAlgorithm]] = {
+        return {
             "UATRPO": lambda env: UATRPO("MlpPolicy", env, **self.trust_region),
             "UATRPO, general": lambda env: UATRPO("MlpPolicy", env, **self.trust_region, fast_rollouts=False),
             "MatchedTRPO": lambda env: MatchedTRPO("MlpPolicy", env, **self.trust_region),
@@ -86,9 +89,6 @@ class Setting:
             "PPO": lambda env: PPO("MlpPolicy", env, **self.ppo, device="cpu"),
             "A2C": lambda env: A2C("MlpPolicy", env, **self.shared, device="cpu"),
         }
-        if sbx is not None:
-            found["PPO (SBX)"] = lambda env: sbx.PPO("MlpPolicy", env, **self.ppo)
-        return found
 
     @property
     def ppo(self) -> dict[str, Any]:
@@ -138,6 +138,30 @@ def one_update(model: OnPolicyAlgorithm, n_steps: int, callbacks: list[BaseCallb
         model.learn(n_steps, callbacks, reset_num_timesteps=False, log_interval=10**9)
         total = time.perf_counter() - start
     return total, own.seconds["train"]
+
+
+class InAnotherProcess:
+    """
+    SBX's PPO, Stable-Baselines3's in JAX. It has a process of its own and waits there for its turns: merely loaded, JAX
+    makes torch's updates in the same process up to twice as slow.
+    """
+
+    _model: Any
+
+    def __init__(self, env_id: str, setting: Setting, n_steps: int) -> None:
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), self._learn, (env_id, setting, n_steps))
+
+    @classmethod
+    def _learn(cls, env_id: str, setting: Setting, n_steps: int) -> None:
+        cls._model = import_module("sbx").PPO("MlpPolicy", setting.env(env_id), **setting.ppo)
+        cls._model.learn(n_steps)
+
+    @classmethod
+    def _one_update(cls, n_steps: int) -> tuple[float, float]:
+        return one_update(cls._model, n_steps, [])
+
+    def one_update(self, n_steps: int) -> tuple[float, float]:
+        return self.pool.submit(self._one_update, n_steps).result()
 
 
 @contextmanager
@@ -208,6 +232,13 @@ def measure(
     }
     for name, model in models.items():
         model.learn(warm_up * n_steps, callbacks[name])
+    turns: dict[str, Callable[[], tuple[float, float]]] = {
+        name: partial(one_update, model, n_steps, callbacks[name]) for name, model in models.items()
+    }
+    if find_spec("sbx"):
+        sbx = InAnotherProcess(env_id, setting, warm_up * n_steps)
+        sbx.one_update(n_steps)
+        turns[SBX] = partial(sbx.one_update, n_steps)
     totals: dict[str, list[float]] = defaultdict(list)
     trains: dict[str, list[float]] = defaultdict(list)
     bare, bound = [], []
@@ -215,14 +246,16 @@ def measure(
     for _ in range(repetitions):
         bare.append(bare_env_seconds(bare_env, n_steps))
         bound.append(matrix_product_seconds(models["UATRPO"], n_steps))  # type: ignore[arg-type]
-        for name, model in models.items():
-            total, train = one_update(model, n_steps, callbacks[name])
+        for name, turn in turns.items():
+            total, train = turn()
             totals[name].append(total)
             trains[name].append(train)
 
     def ratio(ours: list[float], theirs: list[float]) -> float:
         return float(np.median(np.divide(ours, theirs)))
 
+    if find_spec("sbx"):
+        sbx.pool.shutdown()
     rows = [
         {
             "task": env_id,
@@ -235,7 +268,7 @@ def measure(
             "train() ms": 1e3 * np.median(trains[name]),
             "train() of TRPO": ratio(trains[name], trains["TRPO"]),
         }
-        for name in models
+        for name in turns
     ]
     bare_speed = {"steps/s": n_steps / np.median(bare), "slowest": n_steps / max(bare), "fastest": n_steps / min(bare)}
     rows.append({"task": env_id, "algorithm": "bare environment", **bare_speed})
@@ -314,8 +347,10 @@ def main() -> None:
         ]
     table = pd.concat([rows for rows, _ in measured], ignore_index=True)
     breakdown = pd.concat([rows for _, rows in measured], ignore_index=True)
-    modules = (sb3_uatrpo, stable_baselines3, sb3_contrib, th, gym, mujoco, np, *([] if sbx is None else [sbx]))
+    modules = (sb3_uatrpo, stable_baselines3, sb3_contrib, th, gym, mujoco, np)
     versions = {module.__name__: module.__version__ for module in modules}
+    if find_spec("sbx"):
+        versions["sbx"] = version("sbx-rl")
     about = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -327,7 +362,7 @@ def main() -> None:
         print(table.to_string(index=False, na_rep="", float_format="{:.2f}".format))
         print(f"\nms for {setting.n_steps} steps of {setting.n_envs} environment(s) and one update")
         print(breakdown.to_string(index=False, float_format="{:.1f}".format))
-    print("\n" + ", ".join(f"{name} {version}" for name, version in about.items()))
+    print("\n" + ", ".join(f"{name} {value}" for name, value in about.items()))
     records = {"about": about, "speed": table.to_dict("records"), "breakdown": breakdown.to_dict("records")}
     (args.folder / "speed.json").write_text(json.dumps(records, indent=1, default=float) + "\n")
     draw(table, breakdown, setting.n_steps, args.folder / "speed.png")
