@@ -142,8 +142,8 @@ def one_update(model: OnPolicyAlgorithm, n_steps: int, callbacks: list[BaseCallb
 
 class InAnotherProcess:
     """
-    SBX's PPO, Stable-Baselines3's in JAX. It has a process of its own and waits there for its turns: merely loaded, JAX
-    makes torch's updates in the same process up to twice as slow.
+    SBX's PPO, Stable-Baselines3's in JAX. It waits for its turns in a process of its own, where the threads and the
+    memory of one framework do not get into the way of the other.
     """
 
     _model: Any
