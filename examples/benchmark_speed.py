@@ -287,7 +287,7 @@ def measure(
 
 def draw(table: pd.DataFrame, breakdown: pd.DataFrame, n_steps: int, picture: Path) -> None:
     """Speeds with their ranges, and the stages of our updates."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     environments = list(table["task"].unique())
     bare = table[table["algorithm"] == "bare environment"].set_index("task")["steps/s"]
     speeds = table.dropna(subset=["of TRPO"])
@@ -301,17 +301,17 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, n_steps: int, picture: Pa
     labels = [f"{env_id}\n(alone {bare[env_id]:,.0f})" for env_id in environments]
     left.set_xticks(range(len(environments)), labels)
     left.set(ylabel="environment steps per second", title="median, slowest and fastest update")
-    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=5)
-    bars = breakdown["task"].str.replace("-v4", "") + "\n" + breakdown["algorithm"]
-    bottom = np.zeros(len(breakdown))
+    left.grid(axis="y", alpha=0.3)
+    bars = breakdown["task"] + ", " + breakdown["algorithm"]
+    before = np.zeros(len(breakdown))
     for i, stage in enumerate([*STAGES, "rest"]):
-        right.bar(bars, breakdown[stage], bottom=bottom, label=stage, color=f"C{i}")
-        bottom += breakdown[stage].to_numpy()
-    right.set(ylabel=f"ms for {n_steps} steps and one update", title="where the time goes")
-    right.tick_params(axis="x", labelsize=7)
-    right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        right.barh(bars, breakdown[stage], left=before, label=stage, color=f"C{i}")
+        before += breakdown[stage].to_numpy()
+    right.invert_yaxis()
+    right.set(xlabel=f"ms for {n_steps} steps and one update", title="where the time goes")
+    right.grid(axis="x", alpha=0.3)
     for ax in (left, right):
-        ax.grid(axis="y", alpha=0.3)
+        ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
         ax.set_axisbelow(True)
     figure.savefig(picture, dpi=110)
     plt.close(figure)
