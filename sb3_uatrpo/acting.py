@@ -95,6 +95,7 @@ class ActingMLP:
             return observations.reshape(len(observations), -1).astype(np.float32, copy=False)
         return self._mlp.features(obs_as_tensor(observations, th.device("cpu"))).numpy()
 
+    @np.errstate(all="ignore")
     def sample(self, observations: Observations) -> Array:
         """
         :param observations: those of one step, in all environments
@@ -120,6 +121,7 @@ class ActingMLP:
             log_probs = self._mlp.distribution(self._mlp.outputs(features)).log_prob(th.from_numpy(actions))
             return self._mlp.values(features), log_probs
 
+    @np.errstate(all="ignore")
     def differences(self, observations: Observations) -> list[str]:
         """
         :param observations: observations of the environment
@@ -160,7 +162,6 @@ def _gaussian(mlp: PlainMLP) -> Sampler:
     std = mlp.log_std.exp().numpy()
     noise, numbers = th.empty(0), np.empty(0)
 
-    @np.errstate(all="ignore")
     def draw(means: Array) -> Array | None:
         nonlocal noise, numbers
         if numbers.shape != means.shape:
@@ -173,7 +174,6 @@ def _gaussian(mlp: PlainMLP) -> Sampler:
     return draw
 
 
-@np.errstate(all="ignore")
 def _choice(logits: Array) -> Array:
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
@@ -196,7 +196,6 @@ def _multi_categorical(mlp: PlainMLP) -> Sampler:
 
 
 def _bernoulli(mlp: PlainMLP) -> Sampler:
-    @np.errstate(all="ignore")
     def draw(logits: Array) -> Array | None:
         if not np.isfinite(logits).all():
             return None

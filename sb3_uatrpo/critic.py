@@ -155,6 +155,7 @@ class _ArrayGradients:
         # as above
         return loss if math.isfinite(loss + float(self._flat.sum())) else math.nan
 
+    @np.errstate(all="ignore")
     def differences(self, general: _GraphGradients, rollout_buffer: RolloutBuffer, batch_size: int) -> list[str]:
         """
         What differs beyond rounding from values and gradients with a graph, at some real observations.

@@ -28,7 +28,7 @@ class RolloutLocals(dict[str, Any]):
         :param name: name of the value
         :param find: returns it, the same at each call
         """
-        super().__setitem__(name, _Deferred(find))
+        dict.__setitem__(self, name, _Deferred(find))
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -88,10 +88,12 @@ class RolloutLocals(dict[str, Any]):
         return dict, (dict(self),)
 
     def update(self, *others: Any, **named: Any) -> None:
+        # once for each callback at each step: super() would take as long as the rest
         for other in others:
             # the items of dict, which looks at nothing
-            super().update(dict.items(other) if type(other) is RolloutLocals else other)
-        super().update(named)
+            dict.update(self, dict.items(other) if type(other) is RolloutLocals else other)
+        if named:
+            dict.update(self, named)
 
 
 class CallbacksWithRolloutLocals(CallbackList):

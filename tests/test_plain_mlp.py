@@ -188,3 +188,14 @@ def test_arrays_are_what_the_layers_are(activation_fn, n):
             expected = dense(expected)
         np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(inputs, kept)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+def test_numbers_out_of_range_are_refused_as_the_policy_refuses_them_without_a_warning(action_space):
+    policy = policy_of(action_space)
+    acting = ActingMLP(PlainMLP.recognise(policy))
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        acting.sample(np.array([[np.inf, -np.inf, 1.0]], np.float32))
+    # tanh takes large numbers as it takes others
+    assert np.isfinite(acting.sample(np.full((1, 3), 1e38, np.float32))).all()

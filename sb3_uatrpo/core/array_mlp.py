@@ -36,14 +36,13 @@ class ArrayMLP:
     """
     A chain of dense layers.
 
-    Overflow and NaN pass silently, as in torch: the caller checks the result.
+    The caller checks whether results are finite. NumPy warns of overflow unless its ``errstate`` says otherwise.
 
     :param layers: the layers, in the order in which inputs pass through them
     """
 
     layers: tuple[ArrayLayer, ...]
 
-    @np.errstate(all="ignore")
     def __call__(self, inputs: Array) -> Array:
         """
         :param inputs: shape ``(n, i)``
@@ -74,7 +73,6 @@ class ArrayMLP:
             found.append(inputs)
         return found
 
-    @np.errstate(all="ignore")
     def squared_error(self, inputs: Array, targets: Array, gradients: list[Array]) -> float:
         """
         Mean of (f(x_i) - t_i)² for one output f, and its gradient. Every layer's slope must be known.

@@ -79,12 +79,13 @@ class LayeredLinearization(Linearization):
         products = tangents.new_zeros(n, width, k)
         for layer, D in zip(self.layers, self._jacobians, strict=True):
             n_outputs = D.shape[2]
-            changes = tangents.new_zeros(n, width, n_outputs)
-            if layer.weight is not None:
+            if layer.weight is None:
+                changes = tangents.new_zeros(n, width, n_outputs)
+            else:
                 weights = pieces[layer.weight].reshape(width * n_outputs, -1)
                 changes = (layer.inputs @ weights.T).view(n, width, n_outputs)
             if layer.bias is not None:
-                changes = changes + pieces[layer.bias]
+                changes += pieces[layer.bias]
             products.baddbmm_(changes, D.transpose(1, 2))
         return products.transpose(0, 1)
 
