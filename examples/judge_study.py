@@ -61,6 +61,10 @@ def overview(groups: Mapping[tuple[str, str, str], list[Record]]) -> str:
     for (variant, task, algo), runs in sorted(groups.items()):
         returns = final_returns(runs)
         worst_runs = bootstrap_cvar(returns, KAPPA)
+        # one run has neither an error nor an interval
+        several = len(returns) > 1
+        error = f" ± {standard_error(returns):,.0f}" if several else ""
+        interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if several else ""
         ratios, proposed = (
             np.concatenate([np.array(run.updates.get(name, []), dtype=float) for run in runs])
             for name in ("kl_ratio", "kl_proposed")
@@ -71,8 +75,8 @@ def overview(groups: Mapping[tuple[str, str, str], list[Record]]) -> str:
                 "variant": variant or "–",
                 "method": algo,
                 "N": len(returns),
-                "final return": f"{returns.mean():,.0f} ± {standard_error(returns):,.0f}",
-                f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f} ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})",
+                "final return": f"{returns.mean():,.0f}{error}",
+                f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
                 "worst run": f"{returns.min():,.0f}",
                 "median KL ratio": f"{np.nanmedian(ratios):.2f}",
                 "ratio ≥ 2": f"{share_at_least(ratios, 2.0):.1%}",
