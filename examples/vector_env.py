@@ -101,10 +101,18 @@ class BatchVecEnv(VecEnv):
         return [value] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise NotImplementedError("the environments of a batch have no attributes of their own")
+        setattr(self._batch_of_all(indices), attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError("the environments of a batch have no methods of their own")
+        result = getattr(self._batch_of_all(indices), method_name)(*args, **kwargs)
+        return [result] * self.num_envs
+
+    def _batch_of_all(self, indices: VecEnvIndices) -> Any:
+        """The environments share the batch's attributes and methods, so they change together."""
+        chosen = list(self._get_indices(indices))
+        if chosen != list(range(self.num_envs)):
+            raise ValueError(f"indices must be those of all {self.num_envs} environments, but they are {chosen}")
+        return self.batch
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
         return [False] * len(list(self._get_indices(indices)))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.critic import fit_values
-from tests.helpers import DICT, SmallCombined, collect, make_model
+from tests.helpers import DICT, SmallCombined, collect, make_model, scale_latents
 
 
 def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list[float], dict]:
@@ -150,10 +150,7 @@ def test_hooks_on_gradients_and_shared_parameters_take_the_general_way():
 def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch):
     model = make_model(UATRPO, "box", double=False, n_projections=4)
     collect(model)
-    extract = type(model.policy.mlp_extractor).forward_critic
-    monkeypatch.setattr(
-        type(model.policy.mlp_extractor), "forward_critic", lambda self, features: 1.1 * extract(self, features)
-    )
+    scale_latents(monkeypatch, "forward_critic")
     other = copy.deepcopy(model.policy)
     with pytest.warns(UserWarning, match="do not give the values and the critic's gradient of the policy itself"):
         ours = trained(model, plain=False)[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
+from gymnasium import spaces
 from nbclient import NotebookClient
 from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -303,3 +304,23 @@ def test_benchmark_study(tmp_path):
     output = run(tmp_path, "benchmark_study.py", "--env", "Pendulum-v1", "--n-timesteps", "2000", "--repetitions", "1")
     assert "median ratio of wall time" in output
     assert "at least 1" in run(tmp_path, "benchmark_study.py", "--repetitions", "0", code=2)
+
+
+def test_the_environments_of_a_batch_change_together(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from vector_env import BatchVecEnv
+
+    class Batch:
+        observation_space = action_space = spaces.Box(-1.0, 1.0, (1,))
+        gain = 1.0
+
+        def doubled(self, x):
+            return 2 * x
+
+    env = BatchVecEnv(Batch(), 3)
+    env.set_attr("gain", 5.0)
+    assert env.get_attr("gain") == [5.0] * 3
+    assert env.env_method("doubled", 4) == [8] * 3
+    with pytest.raises(ValueError, match=r"indices must be those of all 3 environments, but they are \[1\]"):
+        env.set_attr("gain", 0.0, indices=[1])
+    assert env.get_attr("gain") == [5.0] * 3

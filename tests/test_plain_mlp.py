@@ -14,7 +14,17 @@ from torch import nn
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
-from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, logged, make_model
+from tests.helpers import (
+    ACTION_SPACES,
+    DICT,
+    IMAGE,
+    SmallCNN,
+    SmallCombined,
+    collect,
+    logged,
+    make_model,
+    scale_latents,
+)
 
 
 def policy_of(action_space="box", **kwargs) -> ActorCriticPolicy:
@@ -128,10 +138,7 @@ def test_what_acted_is_evaluated_with_its_own_numbers():
 def test_what_looks_standard_and_is_not_is_served_the_general_way_with_one_warning(monkeypatch):
     """Structure cannot know all: here somebody has changed a method of Stable-Baselines3's class."""
     model = make_model(UATRPO, "box", double=False, n_projections=4)
-    extract = type(model.policy.mlp_extractor).forward_actor
-    monkeypatch.setattr(
-        type(model.policy.mlp_extractor), "forward_actor", lambda self, features: 1.1 * extract(self, features)
-    )
+    scale_latents(monkeypatch, "forward_actor")
     with pytest.warns(UserWarning, match=r"do not give the distribution's mode and get_distribution of") as caught:
         model.learn(48)
     assert len(caught) == 1
@@ -145,10 +152,7 @@ def test_what_looks_standard_and_is_not_is_served_the_general_way_with_one_warni
 def test_products_are_general_where_the_update_finds_a_difference(monkeypatch):
     model = make_model(UATRPO, "box", double=False, n_projections=4)
     collect(model)
-    extract = type(model.policy.mlp_extractor).forward_actor
-    monkeypatch.setattr(
-        type(model.policy.mlp_extractor), "forward_actor", lambda self, features: 1.1 * extract(self, features)
-    )
+    scale_latents(monkeypatch, "forward_actor")
     with pytest.warns(UserWarning, match="its layers alone do not give the action distribution of"):
         model.train()
     assert logged(model)["kl_ratio"] == pytest.approx(1.0, abs=0.3)
