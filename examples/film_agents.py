@@ -29,7 +29,7 @@ from rl_zoo3.utils import ALGOS, create_test_env, get_saved_hyperparams
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from sb3_uatrpo.study.zoo_folder import find_runs
+from sb3_uatrpo.study.folders import find_runs
 from sb3_uatrpo.zoo import register
 
 # As in train_mujoco.py

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 from sb3_uatrpo.study import Record, StudyError
 from sb3_uatrpo.study.driver import ProcessExecutor, run_study
+from sb3_uatrpo.study.folders import StudyFolder
 from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.plots import plot_kl_ratio, plot_learning_curves, styles
-from sb3_uatrpo.study.report import learning_curves, tabulate_runs, update_values
-from sb3_uatrpo.study.study_folder import StudyFolder
+from sb3_uatrpo.study.results import learning_curves, tabulate_runs, update_values
 
 ALGORITHMS = ["uatrpo", "uatrpo_shrinkage", "trpo_matched"]
 

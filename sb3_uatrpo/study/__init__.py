@@ -1,7 +1,7 @@
 """
 Studies: many runs, their statistics, and their pictures.
 
-What needs pandas or matplotlib is imported from its own module: ``report`` and ``plots``.
+What needs pandas or matplotlib is imported from its own module: ``results``, ``report`` and ``plots``.
 """
 
 from sb3_uatrpo.study.record import Record, RunSpec, StudyError, read_record, read_records, write_record

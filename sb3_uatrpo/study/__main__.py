@@ -111,8 +111,8 @@ def run(
     command.
     """
     from sb3_uatrpo.study.driver import ProcessExecutor, run_study
+    from sb3_uatrpo.study.folders import StudyFolder
     from sb3_uatrpo.study.plan import NOISE, parse_seeds, plan, read_study_file, shard, split_assignment
-    from sb3_uatrpo.study.study_folder import StudyFolder
 
     varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
     for name, value in map(split_assignment, vary):
@@ -174,7 +174,7 @@ def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: flo
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
 def merge(folder: Path, sources: tuple[Path, ...]) -> None:
     """Copy the records of other studies into one. Runs that are done there are kept."""
-    from sb3_uatrpo.study.study_folder import StudyFolder, merge_studies
+    from sb3_uatrpo.study.folders import StudyFolder, merge_studies
 
     n_copied, bad = merge_studies([StudyFolder(source) for source in sources], StudyFolder(folder, create=True))
     for path, reason in bad:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sb3_uatrpo.study.folders import Claims, Files, StudyFolder
 from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record
-from sb3_uatrpo.study.study_folder import Claims, Files, StudyFolder
 from sb3_uatrpo.study.worker import MODEL, ONE_THREAD, OUTPUT, STEPS, TASK, failed_record
 
 # Seconds between updates of the display, and between checks whether a process has ended

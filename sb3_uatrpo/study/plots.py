@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
-from sb3_uatrpo.study import report, statistics
-from sb3_uatrpo.study.report import Panel, Results
+from sb3_uatrpo.study import statistics
+from sb3_uatrpo.study.results import Panel, Results, evaluations, learning_curves, update_values
 from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
@@ -341,12 +341,12 @@ def _draw_runs(results: Results, values_of: Callable[[pd.DataFrame], Any], plot:
 
 def _draw_cvar_over_training(results: Results) -> Figure | None:
     plot = partial(plot_cvar_over_training, kappa=results.kappa, n_resamples=N_RESAMPLES_OVER_TRAINING)
-    return _draw_runs(results, report.learning_curves, plot)
+    return _draw_runs(results, learning_curves, plot)
 
 
 def _draw_kl_ratio(results: Results) -> Figure | None:
     style = styles(results.labels)
-    ratios = _by_panel(results, lambda runs: report.update_values(runs, "kl_ratio"))
+    ratios = _by_panel(results, lambda runs: update_values(runs, "kl_ratio"))
 
     def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
         plot_kl_ratio(ax, by_label, style)
@@ -415,9 +415,9 @@ def _final_returns(runs: pd.DataFrame) -> Array:
 
 
 PICTURES: dict[str, Callable[[Results], Figure | None]] = {
-    "learning_curves": lambda results: _draw_runs(results, report.learning_curves, plot_learning_curves),
+    "learning_curves": lambda results: _draw_runs(results, learning_curves, plot_learning_curves),
     "evaluations": lambda results: _draw_runs(
-        results, report.evaluations, partial(plot_learning_curves, ylabel="deterministic return")
+        results, evaluations, partial(plot_learning_curves, ylabel="deterministic return")
     ),
     "cvar": lambda results: _draw_runs(results, _final_returns, plot_cvar),
     "cvar_over_training": _draw_cvar_over_training,

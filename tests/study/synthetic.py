@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sb3_uatrpo.study.folders import FORMAT, MARKER
 from sb3_uatrpo.study.record import Record, RunSpec, write_atomically, write_record
-from sb3_uatrpo.study.study_folder import FORMAT, MARKER
 
 FAILURE = """\
 Traceback (most recent call last):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sb3_uatrpo.study.folders import StudyFolder
 from sb3_uatrpo.study.record import (
     OUTPUT_HEADING,
     Record,
@@ -15,7 +16,6 @@ from sb3_uatrpo.study.record import (
     read_records,
     write_record,
 )
-from sb3_uatrpo.study.study_folder import StudyFolder
 
 PILOT = Path(__file__).parents[2] / "docs" / "results" / "pilot" / "records"
 

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from sb3_uatrpo import study
+from sb3_uatrpo.study.folders import read_folder, read_zoo_folder
 from sb3_uatrpo.study.plots import PICTURES
 from sb3_uatrpo.study.record import StudyError, write_record
-from sb3_uatrpo.study.report import Results, evaluations, in_order, pairs_of, read_folder, report, tabulate_runs
-from sb3_uatrpo.study.zoo_folder import read_zoo_folder
+from sb3_uatrpo.study.report import report
+from sb3_uatrpo.study.results import Results, evaluations, in_order, pairs_of, tabulate_runs
 from tests.study.synthetic import make_folder, make_record, make_study
 
 DRAWN = {

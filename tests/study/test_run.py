@@ -18,9 +18,9 @@ from stable_baselines3 import PPO
 
 from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess, run_study
+from sb3_uatrpo.study.folders import StudyFolder
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.study.record import read_record, read_records, write_record
-from sb3_uatrpo.study.study_folder import StudyFolder
 from sb3_uatrpo.study.worker import failed_record, run_one
 from tests.study.synthetic import make_folder, make_record
 from tests.study.tasks import processes_seen

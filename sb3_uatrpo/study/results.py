@@ -1,0 +1,314 @@
+"""What the runs of a study show: one table of them, and from it the values of groups and comparisons between groups."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sb3_uatrpo.study import statistics
+from sb3_uatrpo.study.record import Record, RunSpec, StudyError
+from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
+
+# These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
+EVALUATION = {"eval_freq", "n_eval_episodes"}
+# Points of a learning curve
+N_POINTS = 100
+# Characters of a label that fit into a legend
+LONGEST_LABEL = 60
+GROUP = ["environment", "variant", "algorithm"]
+
+Pair = tuple[str, str]
+Panel = tuple[str, str]
+Group = tuple[str, str, str]
+
+
+def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) -> pd.DataFrame:
+    """
+    A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
+    have the same ``environment``, ``variant`` and ``algorithm``.
+
+    :param records: of any algorithms, environments, variants and hyperparameters
+    :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own,
+        which name the differences
+    :return: columns ``environment``; ``variant``, the varied values; ``algorithm``, with the name of its variant and
+        any other differences; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of
+        episodes, NaN where unknown; and ``record``
+    :raises StudyError: if hyperparameters differ within an algorithm, or numbers of steps within an environment, and
+        ``separate_settings`` is not set
+    """
+    specs = [record.spec for record in records]
+    runs = pd.DataFrame(
+        {
+            "environment": [spec.env_id for spec in specs],
+            "variant": [spec.condition for spec in specs],
+            "algorithm": [spec.label for spec in specs],
+            "seed": [spec.seed for spec in specs],
+            "status": [record.status for record in records],
+            "n_timesteps": [spec.n_timesteps for spec in specs],
+            "final_return": [_final(record, "returns") for record in records],
+            "final_success": [_final(record, "is_success") for record in records],
+            "record": records,
+        }
+    )
+    if not separate_settings:
+        _refuse_different_steps(runs)
+    runs["algorithm"] = _labels(runs, separate_settings)
+    order = in_order(runs.algorithm)
+    return runs.sort_values(
+        [*GROUP, "seed"], key=lambda column: column.map(order.index) if column.name == "algorithm" else column
+    ).reset_index(drop=True)
+
+
+def _final(record: Record, name: str) -> float:
+    """The final return or success rate of a finished run; NaN if there is none or it is not finite."""
+    episodes = record.episodes
+    if record.status != "done" or name not in episodes:
+        return math.nan
+    # an episode that does not report its success is None, a return that is not finite NaN
+    known = [(t, value) for t, value in zip(episodes["timesteps"], episodes[name], strict=True) if value is not None]
+    timesteps, values = zip(*known, strict=True) if known else ((), ())
+    final = statistics.final_return(timesteps, values, record.spec.n_timesteps)
+    return final if math.isfinite(final) else math.nan
+
+
+def _refuse_different_steps(runs: pd.DataFrame) -> None:
+    for env_id, steps in runs.groupby("environment").n_timesteps:
+        if steps.nunique() > 1:
+            listed = ", ".join(f"{n:,}" for n in sorted(steps.unique()))
+            raise StudyError(
+                f"records of different settings: runs on {env_id} have {listed} steps; "
+                "--separate-settings compares them nevertheless"
+            )
+
+
+def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
+    labels = runs.algorithm.copy()
+    deciding = runs.record.map(lambda record: json.dumps(_what_decides(record.spec), sort_keys=True))
+    for (env_id, variant, algo), alike in runs.groupby(GROUP):
+        kinds = [kind for _, kind in alike.groupby(deciding)]
+        specs = [kind.record.iloc[0].spec for kind in kinds]
+        differing = _differing(specs)
+        if not differing or (not separate_settings and EVALUATION.issuperset(differing) and alike.seed.is_unique):
+            continue
+        names = [_named(spec, differing) for spec in specs]
+        if not separate_settings:
+            counts = (f"{name} ({counted(len(kind), 'run')})" for name, kind in zip(names, kinds, strict=True))
+            raise StudyError(
+                f"records of different settings: {algo} on {joined([env_id, variant])} has {' and '.join(counts)}; "
+                "--separate-settings tells them apart"
+            )
+        for name, kind in zip(names, kinds, strict=True):
+            labels[kind.index] = f"{algo} ({name})"
+    # labels too long for a legend are numbered alike in all environments; the report lists their hyperparameters
+    numbers: Counter[str] = Counter()
+    for label in sorted(labels[labels.str.len() > LONGEST_LABEL].unique()):
+        algo = label.partition(" ")[0]
+        numbers[algo] += 1
+        labels[labels == label] = f"{algo} (settings {numbers[algo]})"
+    return labels
+
+
+def _what_decides(spec: RunSpec) -> dict[str, Any]:
+    """All that must not differ between runs that are averaged."""
+    others = {name: getattr(spec, name) for name in ("n_timesteps", *sorted(EVALUATION))}
+    return {**spec.hyperparameters, **others}
+
+
+def _differing(specs: Sequence[RunSpec]) -> list[str]:
+    deciding = [_what_decides(spec) for spec in specs]
+    names = sorted(set().union(*deciding))
+    return [name for name in names if len({json.dumps(d.get(name), sort_keys=True) for d in deciding}) > 1]
+
+
+def _named(spec: RunSpec, names: list[str]) -> str:
+    deciding = _what_decides(spec)
+    return ", ".join(f"{name}={deciding[name]}" if name in deciding else f"no {name}" for name in names)
+
+
+def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
+    """
+    :param first: runs of one group
+    :param second: runs of another
+    :return: what both have with different values, as ``name value and value``
+    """
+    specs = [runs.record.iloc[0].spec for runs in (first, second)]
+    ours, theirs = map(_what_decides, specs)
+    return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing(specs) if name in ours and name in theirs]
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """
+    :param labels: may repeat
+    :return: each once, sorted, those of ``uatrpo`` first
+    """
+    return sorted(set(labels), key=lambda label: (not _is_uatrpo(label), label))
+
+
+def _is_uatrpo(label: str) -> bool:
+    """Whether the label is ``uatrpo`` or begins with it, such as ``uatrpo_shrinkage``."""
+    return label.startswith("uatrpo")
+
+
+def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]:
+    """
+    :param labels: of all groups, in their order
+    :param algorithms: the two to compare, or ``None`` for the default pairs
+    :return: the pairs to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
+    :raises StudyError: if a given label does not exist, or both are the same
+    """
+    if algorithms is None:
+        pairs = tuple(combinations(labels, 2))
+        return tuple(pair for pair in pairs if _is_uatrpo(pair[0])) or pairs
+    for label in algorithms:
+        if label not in labels:
+            raise StudyError(f"no records of {label!r}; there are {', '.join(labels)}")
+    if algorithms[0] == algorithms[1]:
+        raise StudyError(f"two algorithms are compared, but {algorithms[0]!r} was given twice")
+    return (algorithms,)
+
+
+# ------------------------------------------------------------------------------------------ what a group of runs shows
+
+
+def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
+    """
+    :param runs: of one group
+    :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
+        so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
+    """
+    n_timesteps = runs.n_timesteps.iloc[0]
+    grid = np.linspace(0, n_timesteps, N_POINTS + 1)[1:]
+    curves = [
+        statistics.learning_curve(
+            np.minimum(episodes["timesteps"], n_timesteps), episodes["returns"], grid, FINAL_SHARE * n_timesteps
+        )
+        for episodes in (record.episodes for record in runs.record)
+    ]
+    return grid, np.array(curves).reshape(-1, N_POINTS)
+
+
+def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array]:
+    """
+    :param runs: of one group
+    :param name: ``"returns"`` or ``"is_success"``
+    :return: steps at which all runs were evaluated (``n_evaluations``), and the mean over the episodes of each
+        deterministic evaluation (``n_runs x n_evaluations``)
+    """
+    means = pd.DataFrame(
+        {
+            i: pd.Series([np.mean(row) for row in record.evaluations[name]], record.evaluations["timesteps"])
+            for i, record in enumerate(runs.record)
+            if record.evaluations.get(name)
+        }
+    ).dropna()
+    return means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64).T
+
+
+def update_values(runs: pd.DataFrame, key: str) -> Array:
+    """
+    :param runs: any
+    :param key: of ``train/``, without the prefix
+    :return: the finite values that all updates of all runs logged (1-D)
+    """
+    values = np.array([v for record in runs.record for v in record.updates.get(key, [])], dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+@dataclass(frozen=True)
+class Results:
+    """
+    What the tables and the pictures show.
+
+    :param runs: what ``tabulate_runs`` returned
+    :param pairs: labels to compare, the first minus the second
+    :param kappa: share of worst runs
+    """
+
+    runs: pd.DataFrame
+    pairs: tuple[Pair, ...]
+    kappa: float
+
+    @property
+    def cvar_name(self) -> str:
+        return f"{100 * self.kappa:g}%-CVaR"
+
+    @cached_property
+    def compared(self) -> pd.DataFrame:
+        """:return: the runs with a final return"""
+        return self.runs[self.runs.final_return.notna()]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        return in_order(self.compared.algorithm)
+
+    @cached_property
+    def panels(self) -> dict[Panel, dict[str, pd.DataFrame]]:
+        """:return: for each environment and variant, the runs of each algorithm"""
+        panels: dict[Panel, dict[str, pd.DataFrame]] = {}
+        for (env_id, variant, label), runs in self.groups.items():
+            panels.setdefault((env_id, variant), {})[label] = runs
+        return panels
+
+    @cached_property
+    def groups(self) -> dict[Group, pd.DataFrame]:
+        """:return: for each environment, variant and algorithm, its runs"""
+        return dict(list(self.compared.groupby(GROUP, sort=False)))
+
+    @cached_property
+    def interquartile_means(self) -> dict[Group, Estimate]:
+        return {names: statistics.interquartile_mean(runs.final_return) for names, runs in self.groups.items()}
+
+    @cached_property
+    def comparisons(self) -> pd.DataFrame:
+        """:return: a row for each environment, variant and pair of algorithms that both have runs there"""
+        rows: list[dict[str, Any]] = []
+        for panel, algorithms in self.panels.items():
+            for first, second in self.pairs:
+                if first in algorithms and second in algorithms:
+                    x, y = algorithms[first].final_return, algorithms[second].final_return
+                    row: dict[str, Any] = {"panel": panel, "name": f"{first} − {second}"}
+                    row |= {"first": algorithms[first], "second": algorithms[second]}
+                    row["mean"] = statistics.difference_of_means(x, y)
+                    row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
+                    row["improvement"] = statistics.probability_of_improvement(x, y)
+                    row["welch"] = statistics.welch_test(x, y)
+                    rows.append(row)
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Array]]:
+        """
+        :return: for each variant with several environments, and each label with equally many runs in all of them: final
+            returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
+        """
+        by_env = self.compared.groupby("environment").final_return
+        lowest, highest = by_env.transform("min"), by_env.transform("max")
+        score = (self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0)
+        scores: dict[str, dict[str, Array]] = {}
+        for variant, runs in self.compared.assign(score=score).groupby("variant"):
+            env_ids = runs.environment.unique()
+            for label in self.labels:
+                columns = [group.score for _, group in runs[runs.algorithm == label].groupby("environment")]
+                if len(env_ids) > 1 and len(columns) == len(env_ids) and len({len(column) for column in columns}) == 1:
+                    scores.setdefault(variant, {})[label] = np.stack(columns, axis=1)
+        return scores
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def counted(n: int, noun: str) -> str:
+    """:return: the number and the noun, in the plural unless there is one"""
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def joined(names: Iterable[str]) -> str:
+    """:return: the names that are not empty, with commas between them"""
+    return ", ".join(filter(None, names))
