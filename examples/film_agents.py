@@ -16,7 +16,6 @@ import argparse
 import io
 import os
 import sys
-import warnings
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +27,10 @@ from PIL import Image, ImageDraw, ImageFont
 from rl_zoo3.utils import ALGOS, create_test_env, get_saved_hyperparams
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from watch_agent import find_statistics
 
 from sb3_uatrpo.study.folders import find_runs
 from sb3_uatrpo.zoo import register
-
-# As in train_mujoco.py
-warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
 
 MOST_AGENTS = 4
 # Height of the line with the names of the tasks, in pixels
@@ -96,11 +93,9 @@ def load_file(env_id: str, file: Path, algo: str, seed: int) -> Agent:
     :return: its agent
     """
     env = create_test_env(env_id, seed=seed, hyperparams={}, env_kwargs=rendering(env_id))
-    for statistics in (file.with_suffix(".pkl"), file.with_name("vecnormalize.pkl")):
-        if statistics.exists():
-            env = VecNormalize.load(str(statistics), env)
-            env.training = False
-            break
+    if (statistics := find_statistics(file)) is not None:
+        env = VecNormalize.load(str(statistics), env)
+        env.training = False
     return Agent(env_id, ALGOS[algo].load(file, device="cpu"), env)
 
 

@@ -1,7 +1,12 @@
 """
-Watch an agent that ``train_mujoco.py`` has trained.
+Watch a trained agent.
 
     python examples/watch_agent.py runs/uatrpo_Hopper-v4_0 --env Hopper-v4
+    python examples/watch_agent.py uatrpo_hopper.zip --env Hopper-v5
+
+The agent is the folder of a run of ``train_mujoco.py``, or a saved model. The statistics of VecNormalize are read from
+the ``.pkl`` file of the model's name or from ``vecnormalize.pkl`` beside it. A model without such a file gets
+observations as they are.
 
 In the window of a MuJoCo task, Tab switches to the camera that follows the agent.
 """
@@ -12,7 +17,8 @@ from pathlib import Path
 
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.utils import check_for_correct_spaces
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 
@@ -20,27 +26,63 @@ from sb3_uatrpo import UATRPO, MatchedTRPO
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
 
 
-def main(args: list[str] | None = None) -> list[float]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+def find_statistics(model: Path) -> Path | None:
+    """
+    :param model: a saved model
+    :return: the file with its statistics of VecNormalize, ``None`` if there is none
+    """
+    candidates = (model.with_suffix(".pkl"), model.with_name("vecnormalize.pkl"))
+    return next((file for file in candidates if file.exists()), None)
+
+
+def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    :param parser: gets the arguments that ``load_agent`` reads
+    """
+    parser.add_argument("agent", type=Path, help="the folder of a run of train_mujoco.py, or a saved model")
     parser.add_argument("--env", default="Hopper-v4")
     parser.add_argument("--algo", choices=["uatrpo", "uatrpo_shrinkage", "trpo_matched"], default="uatrpo")
+    parser.add_argument("--statistics", type=Path, help="the file of VecNormalize, where it has another name")
+
+
+def load_agent(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, render_mode: str | None = None
+) -> tuple[UATRPO | MatchedTRPO, VecEnv]:
+    """
+    :param parser: reports errors, and ends the script
+    :param options: what ``parser`` has parsed
+    :param render_mode: of the environment
+    :return: the model, and an environment that gives it observations as in training
+    """
+    file = options.agent / "model.zip" if options.agent.is_dir() else options.agent
+    statistics = options.statistics or find_statistics(file)
+    for path in filter(None, (file, statistics)):
+        if not path.is_file():
+            parser.error(f"there is no file {path}")
+    cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
+    model = cls.load(file, device="cpu")
+    env: VecEnv = make_vec_env(options.env, seed=0, env_kwargs={"render_mode": render_mode})
+    try:
+        check_for_correct_spaces(env, model.observation_space, model.action_space)
+    except ValueError as error:
+        parser.error(f"{file} was not trained on {options.env}: {error}")
+    if statistics is not None:
+        env = VecNormalize.load(str(statistics), env)
+        env.training = False
+    print(f"{file}, statistics of VecNormalize: {statistics or 'none'}")
+    return model, env
+
+
+def main(args: list[str] | None = None) -> list[float]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_agent_arguments(parser)
     parser.add_argument("--n-episodes", type=int, default=3)
     parser.add_argument("--render-mode", choices=["human", "none"], default="human", help="none only prints returns")
     options = parser.parse_args(args)
     if options.n_episodes < 1:
         parser.error(f"--n-episodes must be at least 1, but it is {options.n_episodes}")
-    if not (options.folder / "model.zip").exists():
-        parser.error(f"folder: there is no model.zip in {options.folder}")
-
     mode = None if options.render_mode == "none" else options.render_mode
-    # The agent expects observations that are standardised as in training
-    env = VecNormalize.load(
-        str(options.folder / "vecnormalize.pkl"), make_vec_env(options.env, env_kwargs={"render_mode": mode})
-    )
-    env.training = False
-    cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
-    model = cls.load(options.folder / "model.zip", device="cpu")
+    model, env = load_agent(parser, options, mode)
     returns, _ = evaluate_policy(
         model, env, n_eval_episodes=options.n_episodes, render=mode is not None, return_episode_rewards=True
     )

@@ -16,9 +16,11 @@ import pytest
 from gymnasium import spaces
 from nbclient import NotebookClient
 from PIL import Image, ImageSequence
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_uatrpo import MatchedTRPO
+from sb3_uatrpo import UATRPO, MatchedTRPO
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -87,6 +89,27 @@ def test_watch_agent(trained):
     assert output.count("return") == 2
 
 
+def test_any_saved_model_is_watched(tmp_path):
+    """With and without statistics of VecNormalize, under its name or another."""
+    env = VecNormalize(make_vec_env("CartPole-v1"))
+    env.obs_rms.mean[:] = 100
+    model = UATRPO("MlpPolicy", env, n_steps=100, device="cpu", seed=0)
+    model.learn(100)
+    (tmp_path / "models").mkdir()
+    model.save(tmp_path / "models" / "cartpole")
+    words = ["watch_agent.py", "models/cartpole.zip", "--env", "CartPole-v1", "--render-mode", "none"]
+    without = run(tmp_path, *words)
+    assert "statistics of VecNormalize: none" in without
+
+    env.save(str(tmp_path / "other.pkl"))
+    named = run(tmp_path, *words, "--statistics", "other.pkl")
+    (tmp_path / "other.pkl").rename(tmp_path / "models" / "cartpole.pkl")
+    found = run(tmp_path, *words)
+    assert "statistics of VecNormalize: models/cartpole.pkl" in found
+    # observations 100 below the mean are all clipped to the same
+    assert named.splitlines()[1:] == found.splitlines()[1:] != without.splitlines()[1:]
+
+
 def test_agents_are_filmed_side_by_side(tmp_path):
     """One from a study's folder, one from a file."""
     study = ["run", "--folder", "study", "--algo", "uatrpo", "--env", "CartPole-v1", "--n-timesteps", "500"]
@@ -136,17 +159,24 @@ print((red > blue + 50).sum())
     assert int(printed) > 1000
 
 
-@pytest.mark.parametrize("env_id", ["Hopper-v4", "CartPole-v1"])
-def test_an_exported_policy_acts_as_predict_does(trained, tmp_path, env_id):
-    """For continuous and for discrete actions: the script compares them on the observations of a run."""
-    folder = trained[0] / "runs" / "uatrpo_Hopper-v4_1"
-    if env_id != "Hopper-v4":
-        folder = tmp_path / "model"
-        few = ["--n-timesteps", "1000", "--eval-freq", "0", "--no-progress-bar"]
-        run(tmp_path, "train_mujoco.py", "--env", env_id, "--folder", str(folder), *few)
-    said = run(tmp_path, "export_onnx.py", str(folder), "--env", env_id, "--output", "policy.onnx", "--n-steps", "200")
+@pytest.mark.parametrize("actions", ["continuous", "discrete"])
+def test_an_exported_policy_acts_as_predict_does(trained, tmp_path, actions):
+    """The script compares them on the observations of a run, with and without statistics of VecNormalize."""
+    agent, env_id = trained[0] / "runs" / "uatrpo_Hopper-v4_1", "Hopper-v4"
+    if actions == "discrete":
+        agent, env_id = tmp_path / "cartpole.zip", "CartPole-v1"
+        UATRPO("MlpPolicy", env_id, device="cpu").save(agent)
+    said = run(tmp_path, "export_onnx.py", str(agent), "--env", env_id, "--output", "policy.onnx", "--n-steps", "200")
+    assert f"statistics of VecNormalize: {'none' if actions == 'discrete' else agent / 'vecnormalize.pkl'}" in said
     assert (tmp_path / "policy.onnx").stat().st_size < 100_000
     assert float(said.split("200 observations:")[1]) < 1e-5
+
+
+def test_an_agent_of_another_task_is_refused(tmp_path):
+    UATRPO("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "cartpole")
+    for script in ("watch_agent.py", "export_onnx.py"):
+        said = run(tmp_path, script, "cartpole.zip", "--env", "Pendulum-v1", code=2)
+        assert "cartpole.zip was not trained on Pendulum-v1" in said
 
 
 def test_a_run_is_tracked(tmp_path):
@@ -229,7 +259,8 @@ def test_measure_large_network(tmp_path):
     [
         ("train_mujoco.py", ["--env", "Hoper-v4"], "Hoper-v4"),
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
-        ("watch_agent.py", ["nowhere"], "no model.zip in nowhere"),
+        ("watch_agent.py", ["nowhere"], "there is no file nowhere"),
+        ("export_onnx.py", ["nowhere"], "there is no file nowhere"),
         ("measure_kl_ratio.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
         ("measure_direction_quality.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
         ("measure_direction_quality.py", ["--updates", "5", "3"], "--updates must ascend"),
