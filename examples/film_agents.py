@@ -18,6 +18,7 @@ import os
 import sys
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -50,6 +51,18 @@ class Agent:
     env_id: str
     model: BaseAlgorithm
     env: VecEnv
+
+
+def use_mujoco() -> None:
+    """Render without a screen where there is none, and pass on MuJoCo's warnings, except those that others cause."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    with suppress(ImportError):
+        import mujoco
+        from train_mujoco import warn_of_mujoco
+
+        mujoco.set_mju_user_warning(warn_of_mujoco)
 
 
 def rendering(env_id: str) -> dict[str, str]:
@@ -173,7 +186,10 @@ def main(args: list[str] | None = None) -> Path:
     parser.add_argument("--colors", type=int, default=64, help="size of the palette, at most 256")
     parser.add_argument("--max-megabytes", type=float, default=1.5, help="no larger GIF is written")
     parser.add_argument("--seed", type=int, default=0, help="seed of the environments")
+    parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register environments of your own")
     options = parser.parse_args(args)
+    for name in options.gym_packages:
+        import_module(name)
     for name in ("seconds", "fps", "height", "max_megabytes"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0, but it is {getattr(options, name)}")
@@ -181,14 +197,7 @@ def main(args: list[str] | None = None) -> Path:
         parser.error(f"--colors must be from 2 to 256, but it is {options.colors}")
     if not options.output.parent.is_dir():
         parser.error(f"--output: there is no folder {options.output.parent}")
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("MUJOCO_GL", "egl")
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    with suppress(ImportError):
-        import mujoco
-        from train_mujoco import warn_of_mujoco
-
-        mujoco.set_mju_user_warning(warn_of_mujoco)
+    use_mujoco()
     th.set_num_threads(1)
 
     # by name, so that a run is loaded only when it is known that all are there

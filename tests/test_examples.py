@@ -3,24 +3,30 @@
 import ctypes.util
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import nbformat
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 from nbclient import NotebookClient
 from PIL import Image, ImageSequence
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.study import final_return, read_records
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -110,12 +116,54 @@ def test_any_saved_model_is_watched(tmp_path):
     assert named.splitlines()[1:] == found.splitlines()[1:] != without.splitlines()[1:]
 
 
-def test_agents_are_filmed_side_by_side(tmp_path):
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study of one run with its model."""
+    folder = tmp_path_factory.mktemp("study")
+    words = ["run", "--folder", str(folder), "--algo", "uatrpo", "--env", "CartPole-v1", "--n-timesteps", "500"]
+    command = [sys.executable, "-m", "sb3_uatrpo.study", *words, "--eval-freq", "0", "--save-models"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_agents_are_collected_with_model_cards(study, tmp_path):
+    words = ["collect_agents.py", str(study), "--output", "agents", "--n-episodes", "3"]
+    run(tmp_path, *words)
+    folder = tmp_path / "agents" / "uatrpo" / "CartPole-v1_1"
+    model = UATRPO.load(folder / "CartPole-v1.zip", gym.make("CartPole-v1"), device="cpu")
+    assert not model.sketch.y_fisher.any()
+    assert (folder / "CartPole-v1.zip").stat().st_size < 1_000_000
+
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    _, metadata, text = card.split("---\n", 2)
+    assert yaml.safe_load(metadata)["license"] == "mit"
+    (record,) = read_records(study / "records")[0]
+    for name, value in record.spec.hyperparameters.items():
+        assert f"| `{name}` | `{value}` |" in text
+    cells = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.M))
+    assert cells["training"] == "500 steps, seed 0"
+    final = final_return(record.episodes["timesteps"], record.episodes["returns"], 500)
+    assert cells["mean training return over the last tenth of the steps"] == f"{final:.0f}"
+
+    vec_env = make_vec_env("CartPole-v1", seed=2_000_000)
+    returns, _ = evaluate_policy(model, vec_env, n_eval_episodes=3, return_episode_rewards=True)
+    found = f"{np.mean(returns):.0f} ± {np.std(returns, ddof=1):.0f}"
+    assert cells["return over 3 deterministic episodes"] == found
+    assert f"](uatrpo/CartPole-v1_1/README.md) | {found} |" in (tmp_path / "agents" / "README.md").read_text()
+
+    # the agent can be trained further
+    model.learn(1)
+
+    assert "no finished run of uatrpo with seed 7" in run(tmp_path, *words, "--seed", "7", code=2)
+    shutil.copytree(study, tmp_path / "without")
+    shutil.rmtree(tmp_path / "without" / "models")
+    assert "run the study with --save-models" in run(tmp_path, "collect_agents.py", "without", code=2)
+    assert "not the folder of a study" in run(tmp_path, "collect_agents.py", "nowhere", code=2)
+
+
+def test_agents_are_filmed_side_by_side(study, tmp_path):
     """One from a study's folder, one from a file."""
-    study = ["run", "--folder", "study", "--algo", "uatrpo", "--env", "CartPole-v1", "--n-timesteps", "500"]
-    command = [sys.executable, "-m", "sb3_uatrpo.study", *study, "--eval-freq", "0", "--save-models"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    (cartpole,) = (tmp_path / "study" / "models").iterdir()
+    (cartpole,) = (study / "models").iterdir()
     MatchedTRPO("MlpPolicy", "Pendulum-v1", device="cpu").save(tmp_path / "pendulum")
     agents = [str(cartpole), "Pendulum-v1=pendulum.zip", "--algo", "trpo_matched"]
     options = ["--seconds", "2", "--fps", "10", "--height", "40"]
