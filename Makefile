@@ -45,7 +45,7 @@ pytest: $(READY)
 docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/doctrees docs build/docs
 
-# All tests with the oldest versions that setup.cfg allows; a path file borrows large packages from .venv
+# All tests with the oldest versions that setup.cfg allows; a .pth file borrows all other packages from .venv
 OLDEST := .venv-oldest
 
 $(OLDEST)/.ready: $(READY) constraints-oldest.txt
@@ -58,7 +58,7 @@ $(OLDEST)/.ready: $(READY) constraints-oldest.txt
 # RL Zoo requires the newest Stable-Baselines3
 test-oldest: $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile --ignore tests/test_zoo.py \
-		--ignore tests/study/test_specification.py --ignore tests/study/test_run.py --ignore tests/study/test_ray.py
+		--ignore tests/study/test_plan.py --ignore tests/study/test_run.py --ignore tests/study/test_ray.py
 
 # The tests of the installed Stable-Baselines3, with our classes in A2C's place
 CONFORMANCE := build/conformance

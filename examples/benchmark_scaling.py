@@ -1,13 +1,13 @@
 """
-How do time and memory of an update grow with the network, projections, steps, actions and environments?
+How do the time and memory of an update grow with the network, projections, steps, actions and environments?
 
     OMP_NUM_THREADS=1 python examples/benchmark_scaling.py
 
 One quantity varies at a time, around a 64×64 network, m = 200, 1,000 steps, 3 actions and one environment. The rollout
 is noise and the critic is not trained, so only the trust region step is timed. Each case runs in its own process, so
-that its peak memory can be told: by how much ``train()`` raised the process's peak above what model, sketch and rollout
-took before. The exponent is the slope of log time over log size between the first and the last case: 1 means linear
-growth.
+that its peak memory can be measured: the amount by which ``train()`` raises the process's peak above what model, sketch
+and rollout took before. The exponent is the slope of log time over log size between the first and the last case: 1
+means linear growth.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results: d, m after the limit on the sketch, milliseconds, and MB beyond what was allocated before."""
+    """d, m after the limit on the sketch, n, milliseconds, MB beyond what was allocated before, and MB of sketch."""
 
     d: int
     m: int
@@ -137,7 +137,7 @@ def measure(case: Case) -> Measured:
     buffer.pos, buffer.full = buffer.buffer_size, True
     model.sketch.draw()
     for average in (model.sketch.y_fisher, model.sketch.y_covariance):
-        average.add_(0.0)  # memory that was never written is not there yet, and would count as the update's
+        average.add_(0.0)  # pages never written are not resident yet, and would count as the update's
 
     def peak() -> float:
         # kilobytes on Linux, bytes on macOS
@@ -169,7 +169,7 @@ def exponents(table: pd.DataFrame) -> pd.Series:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cnn", action="store_true", help="NatureCNN on 84×84×4 images too: about a minute")
-    parser.add_argument("--most-steps", type=int, default=50_000, help="no case with more steps")
+    parser.add_argument("--most-steps", type=int, default=50_000, help="leave out cases with more steps")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()
     if args.most_steps < 1000:

@@ -7,11 +7,11 @@ How fast is UATRPO compared with other algorithms, and where does the time of an
 
 UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C, and SBX's PPO where that is installed, learn in turns, one update
 at a time, with equal batches, critics and networks, so that slower and faster moments of the machine affect all of
-them. With ``--callbacks``, each algorithm has those of RL Zoo (evaluations and checkpoints) and the recorder of
-studies, but for SBX's. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`).
+them. With ``--callbacks``, each algorithm except SBX's has those of RL Zoo (evaluations and checkpoints) and the
+recorder of studies. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`).
 
 The table has medians and ranges over the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of
-the same round. Then each of our updates is timed once more with a clock in every stage. For comparison: the bare
+the same round. Then our two algorithms are timed again, with a clock in every stage. For comparison: the bare
 environment loop, which no algorithm can beat, and the matrix products that no update of UATRPO can avoid.
 
 Prints the tables, writes them as JSON, and draws a picture.
@@ -142,8 +142,8 @@ def one_update(model: OnPolicyAlgorithm, n_steps: int, callbacks: list[BaseCallb
 
 class InAnotherProcess:
     """
-    SBX's PPO, Stable-Baselines3's in JAX. It waits for its turns in a process of its own, where the threads and the
-    memory of one framework do not get into the way of the other.
+    SBX's PPO, Stable-Baselines3's PPO in JAX. It waits for its turns in a process of its own, where the threads and the
+    memory of one framework do not get in the way of the other.
     """
 
     _model: Any
@@ -322,10 +322,10 @@ def main() -> None:
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
     parser.add_argument("--n-steps", type=int, default=Setting.n_steps, help="steps in an update, of all environments")
     parser.add_argument("--n-envs", type=int, default=Setting.n_envs)
-    parser.add_argument("--batch-size", type=int, default=Setting.batch_size, help="minibatches of critics and of PPO")
+    parser.add_argument("--batch-size", type=int, default=Setting.batch_size, help="minibatch size of critics and PPO")
     parser.add_argument("--callbacks", action="store_true", help="attach those of RL Zoo and of studies")
     parser.add_argument("--repetitions", type=int, default=15, help="updates of each algorithm")
-    parser.add_argument("--warm-up", type=int, default=5, help="updates before")
+    parser.add_argument("--warm-up", type=int, default=5, help="untimed updates before these")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()

@@ -3,8 +3,8 @@ What does the start-up hook cost, and what does importing sb3_uatrpo add to Stab
 
     python examples/benchmark_startup.py
 
-Python starts in turns in two empty virtual environments, one with the hook's two files and one without. Then this
-environment imports Stable-Baselines3 and sb3_uatrpo in turns.
+Python is started alternately in two empty virtual environments, one with the hook's two files and one without. Then
+Stable-Baselines3 and sb3_uatrpo are imported alternately in this environment.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def milliseconds(times: list[float]) -> str:
 
 
 def compare(one: tuple[str, list], other: tuple[str, list], repetitions: int) -> None:
-    """Start both commands in turns, and print medians with quartiles, and the median of the differences."""
+    """Run two commands alternately, and print medians with quartiles, of their times and of the differences."""
     times: dict[str, list[float]] = {one[0]: [], other[0]: []}
     for _ in range(repetitions):
         for label, command in (one, other):
@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         without = bare_environment(Path(root, "without"), hook=False)
         with_hook = bare_environment(Path(root, "with"), hook=True)
-        for python in (without, with_hook):  # read from the disk once
+        for python in (without, with_hook):  # the first start reads from the disk, and is not timed
             seconds(python, "-c", "pass")
         one = ("Python starts without the hook", [without, "-c", "pass"])
         compare(one, ("Python starts with the hook", [with_hook, "-c", "pass"]), args.starts)

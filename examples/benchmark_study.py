@@ -4,7 +4,7 @@ What does a study cost beyond its runs? A study of one run, and the same trainin
     OMP_NUM_THREADS=1 python examples/benchmark_study.py
 
 Both train UATRPO with the same settings, seed and evaluations. Each takes a core, so two cores must be free. Times
-cover whole commands, from the start of Python to its end: wall time, and processor time of all their processes.
+cover whole commands, from the start of Python to its end: wall time, and CPU time of all their processes.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def bare(env_id: str, n_timesteps: int, seed: int, folder: str) -> list[str]:
 
 
 def seconds(command: Sequence[str], folder: str) -> tuple[float, float]:
-    """Wall time and processor time of a command. Runs in a process that has no other child."""
+    """Wall time and CPU time of a command. Runs in a process that has no other child."""
     start = time.perf_counter()
     result = subprocess.run(
         [sys.executable, "-m", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        # what was installed or where this is started from, and not what the folder holds
+        # -m puts the working directory on the module path: the folder is empty, so installed modules are imported
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -90,12 +90,12 @@ def main() -> None:
         walls.append(wall / bare_wall)
         cpus.append(cpu / bare_cpu)
         print(
-            f"seed {seed}: study {wall:.1f} s ({cpu:.1f} s of processor), bare {bare_wall:.1f} s ({bare_cpu:.1f} s): "
+            f"seed {seed}: study {wall:.1f} s ({cpu:.1f} s of CPU time), bare {bare_wall:.1f} s ({bare_cpu:.1f} s): "
             f"ratio {walls[-1]:.3f} ({cpus[-1]:.3f})",
             flush=True,
         )
     print(
-        f"median ratio of wall time {statistics.median(walls):.3f}, of processor time {statistics.median(cpus):.3f}; "
+        f"median ratio of wall time {statistics.median(walls):.3f}, of CPU time {statistics.median(cpus):.3f}; "
         f"{args.env}, {args.n_timesteps:,} steps, python {platform.python_version()} on {platform.machine()}, "
         f"sb3_uatrpo {sb3_uatrpo.__version__}"
     )

@@ -77,7 +77,7 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
     ]
     # MatchedTRPO has no sketch
     sketch = (
-        "The file holds no samples of the trust region. If you train the agent further, it collects new ones.\n\n"
+        "The file holds no sketch of the trust region. If you train the agent further, it starts a new one.\n\n"
         if "n_projections" in spec.hyperparameters
         else ""
     )
@@ -146,7 +146,7 @@ def main(args: list[str] | None = None) -> Path:
         if record.spec.algo in options.algo
         and (record.spec.seed, record.spec.variant, record.status) == (options.seed, "", "done")
     ]
-    # all before anything is copied
+    # look for all models before anything is copied
     runs = []
     for algo in options.algo:
         if not any(record.spec.algo == algo for record in records):

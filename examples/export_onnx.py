@@ -24,7 +24,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecNormalize
 from watch_agent import add_agent_arguments, load_agent
 
-# What torch's exporter says about itself, and about operators of torchvision that no policy has
+# Silence torch's exporter about its own internals, and about torchvision operators that no policy uses
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*", category=FutureWarning)
 logging.getLogger("torch.onnx._internal.exporter").setLevel(logging.ERROR)
 
@@ -78,7 +78,7 @@ def main(args: list[str] | None = None) -> float:
         parser.error(f"only vectors of observations are exported, but those of {options.env} are not")
 
     def raw() -> np.ndarray:
-        """:return: the observations before VecNormalize, for which the file stands in"""
+        """:return: the observations before VecNormalize, whose work the exported file does itself"""
         original: Any = observations if normalization is None else normalization.get_original_obs()
         return np.asarray(original, np.float32)
 

@@ -54,7 +54,7 @@ class Agent:
 
 
 def use_mujoco() -> None:
-    """Render without a screen where there is none, and pass on MuJoCo's warnings, except those that others cause."""
+    """Render off-screen where there is no display, and pass on MuJoCo's warnings, except those that others cause."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -159,7 +159,7 @@ def encode(frames: list[Image.Image], fps: float, colors: int) -> bytes:
     """
     :param frames: of equal size
     :param fps: frames per second
-    :param colors: size of the palette, which all frames share: without dithering, what stands still then costs nothing
+    :param colors: size of the palette, which all frames share: as nothing is dithered, still regions then cost nothing
     :return: an endless GIF
     """
     some = frames[:: max(1, len(frames) // 8)]
@@ -200,7 +200,7 @@ def main(args: list[str] | None = None) -> Path:
     use_mujoco()
     th.set_num_threads(1)
 
-    # by name, so that a run is loaded only when it is known that all are there
+    # paths first: nothing is loaded before all are known to exist
     sources: list[tuple[str, Path]] = []
     for text in options.agents:
         env_id, equals, file = text.partition("=")
@@ -209,7 +209,7 @@ def main(args: list[str] | None = None) -> Path:
             parser.error(f"{text}: there is no file {path}")
         runs = [path] if equals else find_runs(path)
         if not runs:
-            parser.error(f"{text}: it holds no run of RL Zoo, which has a folder with args.yml")
+            parser.error(f"{text}: there is no run of RL Zoo in it (no folder with args.yml)")
         sources += [(env_id if equals else "", run) for run in runs]
     if len(sources) > MOST_AGENTS:
         parser.error(f"at most {MOST_AGENTS} agents fit side by side, but there are {len(sources)}")

@@ -7,10 +7,11 @@ UATRPO trains with the paper's settings. After each number of updates in ``--upd
 rollouts then give a reference gradient g* and a reference Fisher matrix F*, and further single rollouts give each
 variant's direction v. Its score is g*'v/√(v'F*v): the true first-order improvement per square root of the KL
 divergence, whatever the length of the step. All variants see the same rollouts, so differences are paired. The table
-also has the true KL divergence of each step, ½η²v'F*v, over the method's own estimate.
+also has the KL ratio: the KL divergence of each step, ½η²v'F*v, divided by the method's own estimate.
 
-Every task and seed has a file in ``--folder``; complete files are not measured again. ``--variant`` adds a variant or
-replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
+Every task and seed has a file in ``--folder``. What has a file is not measured again; a file with other updates or
+variants is refused.
+``--variant`` adds a variant or replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import json
 import math
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -202,7 +203,7 @@ def measure(
     variants: dict[str, tuple[str, dict[str, Any]]],
     path: Path,
 ) -> Path:
-    """Train once and measure at each checkpoint; everything of one task and seed."""
+    """Train once and measure at each checkpoint, for one task and seed, unless that was done."""
     if path.exists():
         return path
     warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
@@ -231,6 +232,16 @@ def measure(
     return path
 
 
+def differs(path: Path, updates: list[int], variants: Iterable[str]) -> str:
+    """What a measurement of other options has differently, as far as its file shows it; empty if nothing."""
+    checkpoints = json.loads(path.read_text())["checkpoints"]
+    if list(checkpoints) != list(map(str, updates)):
+        return f"--updates: {' '.join(checkpoints)}"
+    measured = set(next(iter(checkpoints.values())))
+    different = measured ^ {GRADIENT, *variants}
+    return f"variants: {', '.join(sorted(different))}" if different else ""
+
+
 def read(paths: list[Path]) -> pd.DataFrame:
     """One row for each task, seed, checkpoint and variant: means over the test rollouts."""
     rows = []
@@ -246,7 +257,7 @@ def read(paths: list[Path]) -> pd.DataFrame:
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """
-    Each variant's score over the reference's, and the paired difference with a 95% interval.
+    Each variant's score divided by the reference's, and the paired difference with a 95% interval.
 
     Scores are divided by the reference's mean over the checkpoints of a task, so that tasks can be averaged; intervals
     are Student's, over checkpoints of all tasks and seeds.
@@ -311,6 +322,10 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(options, name)}")
     variants = {**VARIANTS, **dict(options.variant)}
+    paths = {(env, seed): options.folder / f"{env}_{seed}.json" for seed in options.seeds for env in options.env}
+    for path in paths.values():
+        if path.exists() and (difference := differs(path, options.updates, variants)):
+            parser.error(f"{path} was measured with other {difference}: choose another --folder")
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [
             pool.submit(
@@ -321,13 +336,11 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
                 options.reference_rollouts,
                 options.test_rollouts,
                 variants,
-                options.folder / f"{env_id}_{seed}.json",
+                path,
             )
-            for seed in options.seeds
-            for env_id in options.env
+            for (env_id, seed), path in paths.items()
         ]
-        paths = [future.result() for future in futures]
-    table = compare(read(paths))
+        table = compare(read([future.result() for future in futures]))
     print(table.to_string(float_format=lambda value: f"{value:.2f}"))
     figure, ax = plt.subplots(figsize=(7, 0.32 * len(table) + 1), layout="constrained")
     draw(table, ax)

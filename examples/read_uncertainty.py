@@ -37,7 +37,7 @@ class UncertaintyCallback(BaseCallback):
         return True
 
     def _read(self) -> None:
-        # train() runs after a rollout, and its log is written after the next one: in between it can be read
+        # train() runs after a rollout, and the logger dumps its values after the next one: in between they can be read
         recorded = self.logger.name_to_value
         if "train/step_fraction" in recorded:
             update = {key: recorded[f"train/{key}"] for key in KEYS if f"train/{key}" in recorded}

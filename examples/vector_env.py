@@ -4,7 +4,7 @@ Environments that step as one batch, such as EnvPool's, behind Stable-Baselines3
     python examples/vector_env.py
     pip install envpool && python examples/vector_env.py --envpool Pendulum-v1
 
-``BatchVecEnv`` is the adapter. It resets finished environments at once, as Stable-Baselines3 expects: it returns the
+``BatchVecEnv`` is the adapter. It resets finished environments immediately, as Stable-Baselines3 does: it returns the
 first observation of the new episode and puts the last one of the old episode into ``infos``. A task written in NumPy
 stands in for your own simulator.
 

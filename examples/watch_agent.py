@@ -5,7 +5,7 @@ Watch a trained agent.
     python examples/watch_agent.py uatrpo_hopper.zip --env Hopper-v5
 
 The agent is the folder of a run of ``train_mujoco.py``, or a saved model. The statistics of VecNormalize are read from
-the ``.pkl`` file of the model's name or from ``vecnormalize.pkl`` beside it. A model without such a file gets
+the ``.pkl`` file with the model's name or from ``vecnormalize.pkl``, beside the model. A model without such a file gets
 observations as they are.
 
 In the window of a MuJoCo task, Tab switches to the camera that follows the agent.
@@ -42,7 +42,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("agent", type=Path, help="the folder of a run of train_mujoco.py, or a saved model")
     parser.add_argument("--env", default="Hopper-v4")
     parser.add_argument("--algo", choices=["uatrpo", "uatrpo_shrinkage", "trpo_matched"], default="uatrpo")
-    parser.add_argument("--statistics", type=Path, help="the file of VecNormalize, where it has another name")
+    parser.add_argument("--statistics", type=Path, help="the file of VecNormalize, if it has another name")
 
 
 def load_agent(

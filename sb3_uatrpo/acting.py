@@ -1,4 +1,4 @@
-"""The standard MLP policy during a rollout: it acts on arrays, and evaluates its actions afterwards."""
+"""The standard MLP policy during a rollout: it acts on NumPy arrays, and its actions are evaluated afterwards."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -46,10 +46,13 @@ class ActingMLP:
         self._memory = [memoryview(array).cast("B") for array in arrays]
         self._numbers = [bytes(memory) for memory in self._memory]
         self._owners, self._names, self._parts = zip(*_places_of(mlp.policy), strict=True)
-        self._listeners = [hooks for module in mlp.policy.modules() for hooks in forward_hooks(module)[:2]]
+        hooks = (hooks for module in mlp.policy.modules() for hooks in forward_hooks(module))
+        # each module names the global ones again
+        self._hooks = list({id(each): each for each in hooks}.values())
 
         self._mlp = mlp.copied()
-        # the original's arrays, not the copy's: equal while it acts, and in the processor's cache already
+        # actions come from the policy's own arrays, not the copy's: they are equal as long as this object acts, and
+        # already in the CPU's cache
         self._actor = as_arrays(mlp.actor)
         self._draw = _SAMPLERS[type(mlp.policy.action_dist)](self._mlp)
         space = mlp.policy.observation_space
@@ -58,15 +61,15 @@ class ActingMLP:
             and isinstance(space, spaces.Box)
             and not (mlp.policy.normalize_images and is_image_space(space))
         )
-        #: bytes that the evaluation of one step takes
         widths = sum(len(dense.weight) for dense in (*mlp.actor, *mlp.critic))
+        #: bytes that the evaluation of one step takes
         self.bytes_per_step = mlp.actor[0].weight.element_size() * (2 * mlp.actor[0].weight.shape[1] + widths)
 
     @staticmethod
     def of(policy: ActorCriticPolicy, fast_path: FastPath, observations: Observations) -> "ActingMLP | None":
         """
         :param policy: a policy in evaluation mode
-        :param fast_path: is told where arrays and policy differ
+        :param fast_path: decides, given the outputs in which copy and policy differ, whether the copy may act
         :param observations: the observations that the rollout starts from
         :return: the copy that acts in place of the policy; None if the policy has to act itself
         """
@@ -78,13 +81,14 @@ class ActingMLP:
 
     def is_current(self) -> bool:
         """
-        :return: whether the policy still equals the copy in every parameter and part, and has no new hooks
+        :return: whether the policy still equals the copy in every parameter and part, and no forward hook is called,
+            neither of its modules nor a global one
         """
         return (
             all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
-            and not any(self._listeners)
+            and not any(self._hooks)
             and [where() for where in self._where] == self._addresses
-            # of equal length, so this compares them whole, and without a copy
+            # lengths are equal, so startswith compares the whole buffers, without copying them
             and all(map(bytes.startswith, self._numbers, self._memory))
         )
 
@@ -105,7 +109,7 @@ class ActingMLP:
         actions = self._draw(self._actor(self._features(observations)))
         if actions is not None:
             return actions
-        # An action that is NaN must not reach a robot: here the policy itself raises its error.
+        # A NaN must never reach a robot as an action: the policy itself acts, and its distribution raises the error.
         with th.no_grad():
             distribution = self._policy.get_distribution(obs_as_tensor(observations, th.device("cpu")))
             return distribution.get_actions().numpy()
@@ -144,7 +148,7 @@ class ActingMLP:
 
 
 def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
-    """Where a policy keeps its parts: each dict, the name in it, and the part."""
+    """Every part of a policy, as the dict that holds it, its key there, and the part itself."""
     yield vars(policy), "action_dist", policy.action_dist
     for module in policy.modules():
         for values in (module._modules, module._parameters):
@@ -152,8 +156,9 @@ def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
                 yield values, name, part
 
 
-# Each sampler draws with the same call of torch as the distribution, and as many numbers, so the random stream is the
-# policy's. Outputs have shape (n_envs, k); None if torch would refuse a distribution with these parameters.
+# Each sampler makes the same torch call as the distribution and draws as many numbers, so the random stream is the
+# policy's. It takes the actor's outputs, shape (n_envs, k), and returns the actions, or None if torch would refuse a
+# distribution with these parameters.
 Sampler = Callable[[Array], Array | None]
 
 
@@ -166,6 +171,7 @@ def _gaussian(mlp: PlainMLP) -> Sampler:
         nonlocal noise, numbers
         if numbers.shape != means.shape:
             noise = th.empty(means.shape, dtype=th.float32, device="cpu")
+            # a view, which normal_ below fills too
             numbers = noise.numpy()
         noise.normal_()
         actions = means + numbers * std

@@ -108,6 +108,7 @@ class Actor:
         return parts_of(n_steps, self.bytes_per_step)
 
     def _bytes_of_graph(self, observations: th.Tensor | TensorDict, n_steps: int) -> int:
+        """Bytes per step that autograd saves for the backward pass, besides the parameters, measured on few steps."""
         known = {param.data_ptr() for param in self.policy.parameters()}
         n_bytes = 0
 
@@ -167,7 +168,7 @@ class Actor:
 
     def gradient(self, batch: Batch, estimates: SampleEstimates) -> th.Tensor:
         """
-        ĝ after the gradient hooks of parameters and modules. Each hook is called once for each part of the batch.
+        ĝ, as the gradient hooks of parameters and modules leave it. Each hook is called once per part of the batch.
 
         :param batch: n steps
         :param estimates: estimates over the same steps
@@ -179,6 +180,7 @@ class Actor:
         with self._gradient_hooks.put_back():
             for part in estimates.parts:
                 steps = batch[part]
+                # the policy's own graph, to which the hooks are attached, and not that of a plain MLP
                 head = self._head_vector(steps.observations)
                 scores = steps.advantages[:, None] * self.head.score(head.detach(), steps.actions)
                 gradients = th.autograd.grad(head, self.params, scores / len(batch), allow_unused=True)

@@ -1,4 +1,4 @@
-"""The values that the stages of an actor update pass on, and its outcome. They have no behaviour."""
+"""Data classes of an actor update: what its stages pass to each other, and its outcome."""
 
 import math
 from dataclasses import dataclass, field
@@ -105,7 +105,7 @@ class ActorUpdate:
         :param kl_estimated: the KL divergence expected of the full step, nats
         :param still: effect of a step of length zero
         :param diagnostics: values found before the line search
-        :return: an update with a step, taken or refused
+        :return: an update whose step the line search accepted or rejected
         """
         status = Status.LINE_SEARCH_FAILED if result.accepted is None else Status.ACCEPTED
         reached = result.accepted or still

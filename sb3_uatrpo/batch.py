@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import TensorDict
 @dataclass(frozen=True)
 class Batch:
     """
-    Steps of a rollout, env after env, in time order.
+    Steps of a rollout, one environment after the other, each in time order.
 
     :param observations: shape ``(n, ...)``, or a dict of such
     :param actions: as the buffer holds them, shape ``(n, action_dim)``
@@ -36,7 +36,7 @@ class Batch:
 
     def subsample(self, factor: int) -> "Batch":
         """
-        Every ``factor``-th step, so that samples depend only weakly on each other (paper, appendix), but at least two.
+        Every ``factor``-th step, so that samples are only weakly dependent (paper, appendix), but at least two steps.
 
         :param factor: subsampling factor, at least 1
         :return: ⌈n/k⌉ steps, k = min(``factor``, n // 2)
@@ -88,7 +88,7 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
 
 
 def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
-    """All steps of the buffer: in its own order if it defines one, otherwise env after env in time order."""
+    """All steps of the buffer: in the order of its own ``get`` if it has one, otherwise environment by environment."""
     standard = (RolloutBuffer, DictRolloutBuffer)
     if type(rollout_buffer).get not in [cls.get for cls in standard] or "get" in vars(rollout_buffer):
         return rollout_buffer.get(None)

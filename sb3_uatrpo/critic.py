@@ -1,4 +1,4 @@
-"""Batch → values: epochs of minibatch regression of the critic on the returns, which leave the actor alone."""
+"""Rollout buffer → critic: epochs of minibatch regression on the returns, which do not change the actor."""
 
 import math
 import warnings
@@ -31,10 +31,10 @@ def fit_values(
     A minibatch whose loss or gradient is not finite changes nothing, with a warning.
 
     :param policy: left in training mode
-    :param rollout_buffer: a full one; its ``get`` makes the minibatches
+    :param rollout_buffer: a full buffer; its ``get`` yields the minibatches
     :param batch_size: steps in a minibatch
     :param n_epochs: passes over the rollout
-    :param actor_params: parameters that the actor depends on: what the critic shares with it stays where it is
+    :param actor_params: parameters that the actor depends on; those that it shares with the critic are not changed
     :param fast_path: decides whether the gradients of a plain MLP are computed without a graph
     :return: the loss of each minibatch that was taken
     """
@@ -61,7 +61,7 @@ def fit_values(
                     losses.append(loss)
                 else:
                     warnings.warn(
-                        "The update left the critic unchanged in a minibatch: its loss or gradient is not finite.",
+                        "The update of the critic skipped a minibatch whose loss or gradient is not finite.",
                         stacklevel=2,
                     )
     return losses
@@ -74,7 +74,7 @@ class _Gradients(Protocol):
 
 
 class _GraphGradients:
-    """Gradients of whatever the policy's values are."""
+    """Gradients by autograd, for any policy."""
 
     def __init__(self, policy: ActorCriticPolicy, params: Sequence[th.Tensor]) -> None:
         self._policy = policy
@@ -83,7 +83,7 @@ class _GraphGradients:
     def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
         for samples in rollout_buffer.get(batch_size):
             loss, gradients = self.at(samples.observations, samples.returns)
-            # One number that is not finite unless all are
+            # One check for all: the sum is not finite if any of its terms is not
             total = th.stack([loss, *(gradient.sum() for gradient in gradients if gradient is not None)]).sum()
             if math.isfinite(total.item()):
                 for param, gradient in zip(self.params, gradients, strict=True):
@@ -114,7 +114,7 @@ class _ArrayGradients:
     def of(
         policy: ActorCriticPolicy, rollout_buffer: RolloutBuffer, params: Sequence[th.Tensor]
     ) -> "_ArrayGradients | None":
-        """None if something else than the standard may happen between the buffer and the optimizer."""
+        """None unless everything between the buffer and the optimizer is Stable-Baselines3's own, on a plain MLP."""
         mlp = PlainMLP.recognise(policy)
         buffer = type(rollout_buffer)
         if (
@@ -139,6 +139,7 @@ class _ArrayGradients:
         # one call for all steps draws the same order as one for minibatches, and gathers only once
         samples = next(iter(rollout_buffer.get(None)))
         features, returns = self._mlp.features(samples.observations).numpy(), samples.returns.numpy()
+        # shares memory with the array, so each minibatch below changes it
         for param, gradient in zip(self._params, self._gradients, strict=True):
             param.grad = th.from_numpy(gradient)
         for start in range(0, len(returns), batch_size):
@@ -147,12 +148,12 @@ class _ArrayGradients:
 
     @np.errstate(all="ignore")
     def at(self, features: np.ndarray, returns: np.ndarray) -> float:
-        """The loss, or NaN; its gradient is written over the one before."""
-        # some optimizers put new memory into a parameter
+        """The loss, or NaN if it or its gradient is not finite; the gradient overwrites the previous one."""
+        # some optimizers replace the memory of a parameter, and the arrays are views of it
         if [param.data_ptr() for param in self._params] != self._addresses:
             self._take_apart()
         loss = self._critic.squared_error(features, returns, self._gradients)
-        # as above
+        # one check for all, as in _GraphGradients.epoch
         return loss if math.isfinite(loss + float(self._flat.sum())) else math.nan
 
     @np.errstate(all="ignore")
@@ -160,7 +161,8 @@ class _ArrayGradients:
         """
         What differs beyond rounding from values and gradients with a graph, at some real observations.
 
-        The targets are far below all values. At real ones, the errors may cancel in the gradient, and rounding remains.
+        Every target is below its value by the same amount, so all errors have one sign. With real targets, errors may
+        cancel in the gradient and leave only rounding to compare.
         """
         observations = _first_observations(rollout_buffer, batch_size)
         with th.no_grad():
@@ -194,17 +196,18 @@ def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
 
 
 def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
-    """The gradient in the parameter's order in memory, in which optimizers may walk through both."""
+    """The gradient with the strides of the parameter, since optimizers may run through both in memory order."""
     return gradient if gradient.stride() == param.stride() else th.empty_like(param).copy_(gradient)
 
 
 @contextmanager
 def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
-    On the CPU Adam updates all parameters in one call instead of one each, unless its user decided otherwise.
+    Within this context, Adam and AdamW on the CPU use their fused implementation, unless the user chose one.
 
-    What it computes is the same, to the last digits, and its saved state as well. It walks through memory, so all that
-    belongs to a parameter must lie there in the same order: gradients do, parameters and state are looked at.
+    It updates all parameters in one call, computes the same numbers to the last digit, and has the same state in a
+    checkpoint. It runs through memory, so a parameter, its gradient and its state must have the same memory layout:
+    gradients are given that of the parameter, and parameters and state have to be contiguous.
     """
     groups = optimizer.param_groups
     chosen = type(optimizer) in (th.optim.Adam, th.optim.AdamW) and all(

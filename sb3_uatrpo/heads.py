@@ -6,8 +6,8 @@ needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(
 Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
 correction for squashed actions, cancel in every ratio and gradient and are left out.
 
-To support another distribution, write its head and register it in ``_HEADS``. ``tests/test_heads.py`` then compares it
-with ``tests/reference.py``.
+To support another distribution, write its head and register it in ``_HEADS``, and a copy without validation in
+``_UNCHECKED``. ``tests/test_heads.py`` then compares the head with ``tests/reference.py``.
 """
 
 import copy
@@ -45,7 +45,7 @@ class Head(ABC):
         """
         :param head: h, shape ``(n, k)``
         :param actions: as the rollout buffer holds them, shape ``(n, action_dim)``
-        :return: log π(a|h) up to a constant of the actions, shape ``(n,)``
+        :return: log π(a|h) up to a term that depends on the actions alone, shape ``(n,)``
         """
 
     @abstractmethod
@@ -102,7 +102,7 @@ class GaussianHead(Head):
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
         old_mean, old_log_std = old.chunk(2, dim=-1)
         new_mean, new_log_std = new.chunk(2, dim=-1)
-        # With u = log σ_old - log σ_new: ½(e^{2u} - 1 - 2u) + ½((μ_old - μ_new)/σ_new)², exact for small steps too
+        # With u = log σ_old - log σ_new: ½(e^{2u} - 1 - 2u) + ½((μ_old - μ_new)/σ_new)², accurate for small steps too
         u2 = 2.0 * (old_log_std - new_log_std)
         shift = (old_mean - new_mean) / new_log_std.exp()
         return 0.5 * (u2.expm1() - u2 + shift.square()).sum(dim=-1)
@@ -192,6 +192,9 @@ def head_of(distribution: Any) -> Head:
     return _HEADS[kind](distribution)
 
 
+# Stable-Baselines3's distributions, without torch's validation of their parameters
+
+
 class _UncheckedGaussian(DiagGaussianDistribution):
     def proba_distribution(self, mean_actions: th.Tensor, log_std: th.Tensor) -> "_UncheckedGaussian":
         self.distribution = Normal(mean_actions, th.ones_like(mean_actions) * log_std.exp(), validate_args=False)
@@ -245,8 +248,8 @@ def unchecked(distribution: Any) -> Any:
     """
     A copy of a distribution that accepts parameters that are not finite, instead of raising an error.
 
-    A trial of the line search may lead to such parameters; its KL divergence then rejects it. torch itself can switch
-    its checks off only for the whole process, other threads included.
+    A trial step of the line search may lead to such parameters, and is rejected because its KL divergence is not
+    finite. torch itself can switch its checks off only for the whole process, other threads included.
 
     :param distribution: one that ``head_of`` accepts; it is not changed
     :return: the copy

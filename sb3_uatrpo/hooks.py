@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 def forward_hooks(module: nn.Module) -> tuple[dict, ...]:
     """
     :param module: any module
-    :return: the dicts of the hooks that are called in its forward pass: its own two, and the two of all modules
+    :return: the dicts of the hooks that are called in its forward pass: the module's own two, and the two global ones
     """
     return (
         module._forward_hooks,
@@ -24,13 +24,14 @@ def forward_hooks(module: nn.Module) -> tuple[dict, ...]:
 
 class GradientHooks:
     """
-    The hooks that see gradients: those of the parameters, and the full backward hooks of the modules. It is true if
-    there are any.
+    The hooks that see gradients: those of the parameters, and the full backward hooks of the modules. Truthy if there
+    are any.
 
     :param policy: the policy that they are attached to
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
+        # without hooks, torch expects None in a parameter, and an empty dict in a module
         self._kept = [
             (owner, name, hooks, empty)
             for owners, names, empty in (

@@ -28,8 +28,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
     .. math:: (\hat F+\text{damping}\cdot I)\,v=\hat g \text{ by conjugate gradients}, \qquad
         \eta=\sqrt{2\delta_{KL}\,/\,v'(\hat F+\text{damping}\cdot I)v}
 
-    with the KL divergence *summed* over action dimensions. sb3-contrib's TRPO takes the mean over them, so its δ
-    allows a larger step by that factor.
+    with the KL divergence *summed* over action dimensions. sb3-contrib's TRPO takes the mean over them, so the same δ
+    allows a KL divergence that is larger by their number.
 
     Paper: Schulman et al., *Trust Region Policy Optimization*, ICML 2015, https://arxiv.org/abs/1502.05477; the
     defaults are those of the UA-TRPO paper's experiments (its appendix).
@@ -53,7 +53,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
     :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``
-    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it unchanged
+    :param n_critic_updates: number of epochs in which the value function is trained on the batch in each update; 0
+        leaves it unchanged
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
         instead of action noise exploration (default: False)
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
@@ -61,7 +62,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
     :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards
-        in one batch. The buffer is the same up to float rounding. ``False`` collects as Stable-Baselines3 does.
+        in large batches, for standard MLP policies on the CPU. The buffer is the same up to float rounding. ``False``
+        collects rollouts as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)

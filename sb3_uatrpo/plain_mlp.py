@@ -1,10 +1,10 @@
 """
 The one fast path: the standard MLP policy, taken apart into its tensors.
 
-What serves it faster than the policy itself is exact for this network alone: acting and evaluation in rollouts,
-products with J, the critic's gradients. So it is recognised by its structure, down to the exact type of each layer, and
-then proven by value: at each rollout and at each update its outputs are compared with the policy's own on real
-observations. Whatever is not recognised, or differs, takes the general way.
+The faster code for acting and evaluation in rollouts, for products with J and for the critic's gradients is correct for
+this network alone. So the network is recognised by its structure, down to the exact type of each layer, and then
+checked by value: at each rollout and at each update, its outputs on real observations are compared with the policy's
+own. A policy that is not recognised, or differs, takes the general code path.
 """
 
 import copy
@@ -39,7 +39,7 @@ _DISTRIBUTIONS = (
     DiagGaussianDistribution,
     MultiCategoricalDistribution,
 )
-#: Without parameters, and each number that comes out depends on one that goes in.
+#: Elementwise activations that have no parameters.
 _ACTIVATIONS = (
     nn.CELU,
     nn.ELU,
@@ -58,7 +58,7 @@ _ACTIVATIONS = (
     nn.Softsign,
     nn.Tanh,
 )
-#: A policy that changes one of these may do more than its layers do.
+#: A policy that overrides one of these may do more than its layers do.
 _POLICY_METHODS = (
     "__call__",
     "forward",
@@ -68,8 +68,8 @@ _POLICY_METHODS = (
     "extract_features",
     "_get_action_dist_from_latent",
 )
-#: Rounding of sums in another order, for outputs of the size of the largest: far above it for float32, far below any
-#: change that somebody makes on purpose.
+#: Largest difference that counts as rounding, relative to the largest output: far above what another order of summation
+#: changes in float32, and far below any deliberate change.
 _RELATIVE_TOLERANCE = 1e-4
 
 
@@ -89,7 +89,7 @@ class Dense:
 
     def activate(self, outputs: th.Tensor) -> th.Tensor:
         """
-        :param outputs: Wx + b, which is not changed, also by activations that work in place
+        :param outputs: Wx + b, which is not changed, even by activations that work in place
         :return: the next layer's input
         """
         for activation in self.activations:
@@ -107,7 +107,7 @@ class Dense:
 @dataclass(frozen=True)
 class PlainMLP:
     """
-    Actor and critic of a standard MLP policy as two chains of dense layers, which share no more than their inputs.
+    Actor and critic of a standard MLP policy as two chains of dense layers.
 
     :param policy: where it comes from
     :param actor: from the features to the Gaussian's means or to the logits
@@ -174,7 +174,7 @@ class PlainMLP:
 
     @property
     def sees_single_steps(self) -> bool:
-        """Whether features of a step depend on that step alone, and nobody listens to what makes them."""
+        """Whether the features of a step depend on that step alone, and no hook is attached to the extractors."""
         return all(
             type(extractor) in (FlattenExtractor, CombinedExtractor)
             and all(
@@ -236,11 +236,11 @@ class PlainMLP:
         self, observations: PyTorchObs, params: tuple[th.Tensor, ...], head: Head
     ) -> tuple[th.Tensor, tuple[th.Tensor, ...], tuple[Layer, ...]]:
         """
-        The head with a graph of its own, on which no hook of the policy listens.
+        The head with a graph of its own, to which no hook of the policy is attached.
 
         :param observations: of n steps
-        :param params: those of the actor's parameters that count, in the order of their coordinates
-        :param head: what makes the head vector of a distribution
+        :param params: the parameters that make up θ, in the order of their coordinates; others are constants
+        :param head: turns a distribution into its head vector
         :return: h, shape ``(n, k)``; the leaves of its graph, one for each parameter; and its layers
         """
         leaves = {param: param.detach().requires_grad_() for param in params}
@@ -261,6 +261,7 @@ class PlainMLP:
             # h = (μ, log σ), and log σ is the same parameter at every step
             n, size = inputs.shape
             identity = th.eye(2 * size, dtype=inputs.dtype, device=inputs.device)[:, size:].expand(n, 2 * size, size)
+            # a layer without W and with a known D: its inputs and outputs are not used
             layers.append(Layer(None, places[self.log_std], last.detach(), inputs, identity))
         distribution = copy.copy(self.policy.action_dist)
         vector = head.vector(_given(distribution, inputs, leaf(self.log_std)))
@@ -289,14 +290,14 @@ def _chain(modules: Iterable[nn.Module]) -> tuple[Dense, ...] | None:
 
 
 def _is_left_alone(module: nn.Module) -> bool:
-    """Whether it does what its class says, without anybody who listens to it and might change it."""
+    """Whether a module does what its class defines: it has no forward hooks and no ``forward`` of its own."""
     return not any(forward_hooks(module)) and "forward" not in vars(module)
 
 
 def as_arrays(chain: Iterable[Dense]) -> ArrayMLP:
     """
     :param chain: on the CPU
-    :return: the chain on arrays that are its parameters' own memory
+    :return: the chain on arrays that share the memory of its parameters
     """
     layers = []
     for dense in chain:
@@ -308,7 +309,7 @@ def as_arrays(chain: Iterable[Dense]) -> ArrayMLP:
 def _on_arrays(
     activations: tuple[nn.Module, ...],
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Any] | None]:
-    """What the activations of one layer do to an array, and their slope as a function of what comes out."""
+    """One layer's activations as a function of an array, and their slope as a function of the output, if known."""
     if not activations:
         return (lambda array: array), (lambda output: 1.0)
     if len(activations) == 1 and type(activations[0]) is nn.Tanh:
@@ -335,7 +336,7 @@ def same_but_for_rounding(ours: th.Tensor, theirs: th.Tensor) -> bool:
     """
     :param ours: outputs of the fast path
     :param theirs: the policy's own
-    :return: whether they agree to rounding
+    :return: whether they agree up to rounding
     """
     if ours.shape != theirs.shape:
         return False
@@ -345,29 +346,29 @@ def same_but_for_rounding(ours: th.Tensor, theirs: th.Tensor) -> bool:
 
 
 class FastPath:
-    """Decides whether a policy is served as a plain MLP, and says once why one that looks like it is not."""
+    """Decides whether a policy is treated as a plain MLP, and warns once if one that looks like it is not."""
 
     def __init__(self) -> None:
         self._has_warned = False
 
     def for_update(self, ours: th.Tensor, theirs: th.Tensor) -> bool:
         """
-        :param ours: the distributions' parameters at all steps of the batch, by the layers
-        :param theirs: the same by the policy itself
-        :return: whether products may be made layer by layer
+        :param ours: head vectors at all steps of the batch, computed from the layers
+        :param theirs: the same, computed by the policy itself
+        :return: whether products may be computed layer by layer
         """
         return self.is_proven([] if same_but_for_rounding(ours, theirs) else ["the action distribution"])
 
     def is_proven(self, differences: list[str]) -> bool:
         """
-        :param differences: names of what was found to differ beyond rounding; the first time, it is warned of
-        :return: whether nothing was
+        :param differences: names of the outputs that differ beyond rounding; the first time, a warning lists them
+        :return: whether there are none
         """
         if differences and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                "The policy looks like a standard MLP, but its layers alone do not give "
-                f"{' and '.join(differences)} of the policy itself. It is served the general way, which is slower.",
+                "The policy looks like a standard MLP, but its layers alone do not reproduce "
+                f"{' and '.join(differences)} of the policy itself. The general code path is used, which is slower.",
                 stacklevel=4,
             )
         return not differences

@@ -1,4 +1,4 @@
-"""What callbacks see of a rollout: its local variables, of which some are found only when they are read."""
+"""What callbacks see of a rollout: its local variables, some of which are computed only when they are read."""
 
 from collections.abc import Callable, ItemsView, Iterator, ValuesView
 from typing import Any
@@ -7,7 +7,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 
 class _Deferred:
-    """Stands in a dict for a value that was not read yet."""
+    """Placeholder in the dict for a value that has not been read yet."""
 
     __slots__ = ("find",)
 
@@ -17,16 +17,16 @@ class _Deferred:
 
 class RolloutLocals(dict[str, Any]):
     """
-    A dict that finds some of its values when they are read, in whatever way, and keeps them then.
+    A dict that computes some of its values when they are first read, by whatever method, and then keeps them.
 
-    Whoever reads gets the value itself, never a substitute for it. Only what a dict of this kind takes over from
-    another of this kind stays unread.
+    Readers always get the value itself, never a placeholder. Only ``update`` from another dict of this class takes
+    over unread values without computing them.
     """
 
     def defer(self, name: str, find: Callable[[], Any]) -> None:
         """
         :param name: name of the value
-        :param find: returns it, the same at each call
+        :param find: returns the value, the same one at each call
         """
         dict.__setitem__(self, name, _Deferred(find))
 
@@ -37,8 +37,8 @@ class RolloutLocals(dict[str, Any]):
             super().__setitem__(name, value)
         return value
 
-    # What follows reads through the method above, which those of dict do not. Python's own ways of copying, such as
-    # dict(found), {**found} and f(**found), do as well if __iter__ is not dict's.
+    # The methods below read through __getitem__, which dict's own do not. Python's ways of copying, as in dict(found),
+    # {**found} and f(**found), also read through it, but only if __iter__ is overridden.
 
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
@@ -88,9 +88,9 @@ class RolloutLocals(dict[str, Any]):
         return dict, (dict(self),)
 
     def update(self, *others: Any, **named: Any) -> None:
-        # once for each callback at each step: super() would take as long as the rest
+        # called for each callback at each step: looking up super() would take as long as the rest
         for other in others:
-            # the items of dict, which looks at nothing
+            # dict's own items, which do not compute deferred values
             dict.update(self, dict.items(other) if type(other) is RolloutLocals else other)
         if named:
             dict.update(self, named)
@@ -98,9 +98,10 @@ class RolloutLocals(dict[str, Any]):
 
 class CallbacksWithRolloutLocals(CallbackList):
     """
-    Gives its callbacks, and through them theirs, one dict of local variables that defers what they do not read.
+    Shares one ``RolloutLocals`` among all callbacks, nested ones included, so that what none of them reads is not
+    computed at each step.
 
-    :param callback: initialised already
+    :param callback: a callback that is initialised already
     """
 
     def __init__(self, callback: BaseCallback) -> None:

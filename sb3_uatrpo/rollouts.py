@@ -1,4 +1,4 @@
-"""Environment → rollout buffer: the policy only acts at each step; values and log-probabilities come after, at once."""
+"""Environment → rollout buffer: at each step the policy only acts; values and log-probabilities follow in batches."""
 
 from typing import Any
 
@@ -17,16 +17,16 @@ from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage
 
-#: Steps are evaluated so many at once, or fewer if their features and activations would take more bytes.
+#: This many steps are evaluated at once, or fewer if their features and activations would take more bytes than that.
 ROWS_AT_ONCE = 512
 EVALUATION_BYTES = 16 * 2**20
 
 
 class StepEvaluation:
     """
-    Value and log-probability of one step of all environments, found when somebody reads one of them.
+    Values and log-probabilities of one step of all environments, computed when one of them is first read.
 
-    :param acting: what acted
+    :param acting: what drew the actions
     :param observations: of the step
     :param actions: as they were drawn
     """
@@ -61,9 +61,10 @@ class StepEvaluation:
 
 class DeferredEvaluation:
     """
-    Values and log-probabilities of a rollout's steps, found together.
+    Values and log-probabilities of a rollout's steps, computed in batches after the last of them.
 
-    Those that a callback has read are already in the buffer, since it may have written into them, and stay there.
+    Those that a callback has read go into the buffer with their step and are not computed again, since the callback may
+    have written into them.
 
     :param acting: what acts
     :param rollout_buffer: where the steps are kept
@@ -88,14 +89,14 @@ class DeferredEvaluation:
         return None, None
 
     def fill(self) -> None:
-        """Give the buffer's steps that nobody has read their values and log-probabilities."""
+        """Write into the buffer the values and log-probabilities of all steps where no callback has read them."""
         buffer, n_envs, unread = self._buffer, self._buffer.n_envs, self._unread
         at_once = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
         if not unread:
             return
         actions = np.concatenate(self._actions)
         values, log_probs = np.empty((2, len(unread) * n_envs), np.float32)
-        # all of them, as is usual, need no copy
+        # usually all steps are unread, and a slice of them needs no copy
         whole = len(unread) == unread[-1] + 1
         for start in range(0, len(actions), at_once):
             rows = slice(start, min(start + at_once, len(actions)))
@@ -118,7 +119,7 @@ def _rows(observations: Any, steps: Any, within: slice) -> Any:
 
 
 def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
-    """The local variables of a rollout, with what is only found when somebody reads it."""
+    """The local variables of a rollout, with those that are computed only when they are read."""
     seen = RolloutLocals(local)
     if step is not None:
         seen.defer("obs_tensor", step.obs_tensor)
@@ -129,16 +130,16 @@ def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> Rol
 
 class DeferredRollouts(OnPolicyAlgorithm):
     """
-    On-policy base whose rollouts evaluate the visited states together, after the last of them.
+    On-policy base class whose rollouts evaluate the visited states in batches, after the last of them.
 
     The buffer holds what Stable-Baselines3's own ``collect_rollouts`` leaves there: the same states, actions and
     rewards, since actions are drawn by the same operations from the same random stream, and values and
     log-probabilities equal to float rounding, since they come from larger batches. Callbacks that read ``values`` or
-    ``log_probs`` from their locals get the tensors themselves, found for them.
+    ``log_probs`` from their locals get the tensors themselves, computed on demand.
 
-    This is done for standard MLP policies and buffers with the usual ``add``. All others are collected by
-    Stable-Baselines3 itself, and so is the rest of a rollout in which somebody changes the policy. During a rollout
-    the buffer's own ``values`` and ``log_probs`` are still zero.
+    This is done for standard MLP policies on the CPU and buffers with the usual ``add``. In all other cases, rollouts
+    are collected by Stable-Baselines3 itself. If the policy changes during a rollout, it acts and evaluates by itself,
+    step by step, for the rest of it. During a rollout the buffer's own ``values`` and ``log_probs`` are still zero.
     """
 
     fast_rollouts: bool
@@ -172,11 +173,11 @@ class DeferredRollouts(OnPolicyAlgorithm):
 
         evaluation = DeferredEvaluation(acting, rollout_buffer)
         writer = StepWriter(rollout_buffer)
-        # The names of these variables are what callbacks look for
+        # Callbacks read these variables by name: keep Stable-Baselines3's names
         n_steps = 0
         while n_steps < n_rollout_steps:
             if acting is not None and not acting.is_current():
-                # what was done is evaluated by the policy that did it; from here on the new one does all itself
+                # the steps so far are evaluated by the policy that took them; from here on, the changed one does it all
                 evaluation.fill()
                 acting = None
             if acting is None:
@@ -211,6 +212,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
             self._last_episode_starts = dones
 
         evaluation.fill()
+        # what Stable-Baselines3's locals hold at the end of a rollout: the last step's log-probabilities
         if step is not None:
             log_probs = step.log_probs()
         with th.no_grad():
@@ -230,14 +232,14 @@ class DeferredRollouts(OnPolicyAlgorithm):
         return ActingMLP.of(self.policy, self._fast_path, self._last_obs)
 
     def _actions_for_env(self, actions: np.ndarray) -> np.ndarray:
-        """Within the bounds of the action space, as far as it has any."""
+        """The actions, clipped to the bounds of a Box action space."""
         if not isinstance(self.action_space, spaces.Box):
             return actions
-        # np.clip does these two, after a longer way to them
+        # the same as np.clip, with less overhead
         return np.minimum(np.maximum(actions, self.action_space.low), self.action_space.high)
 
     def _bootstrap_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """An episode that a time limit cut off goes on: its last reward takes in γV of the state that it reached."""
+        """Add γV of the state that was reached to the last reward of an episode that a time limit truncated."""
         for idx in np.flatnonzero(dones):
             reached = infos[idx].get("terminal_observation")
             if reached is not None and infos[idx].get("TimeLimit.truncated", False):

@@ -18,7 +18,8 @@ class StepWriter:
     """
     Adds steps to a rollout buffer.
 
-    The first step of a rollout is written both ways. If the results differ, ``add`` writes the other steps too.
+    The first step of a rollout is written both directly and by the buffer's ``add``. If the results differ, ``add``
+    writes the other steps too.
 
     :param rollout_buffer: an empty buffer
     """
@@ -26,7 +27,7 @@ class StepWriter:
     def __init__(self, rollout_buffer: RolloutBuffer) -> None:
         self._buffer = rollout_buffer
         self._not_evaluated = th.zeros(rollout_buffer.n_envs)
-        #: None until known
+        #: whether steps are written directly; None until the first step has been compared
         self._is_direct = None if _is_own(rollout_buffer, "add") else False
 
     def add(
@@ -86,7 +87,7 @@ class StepWriter:
         buffer.full = buffer.full or buffer.pos == buffer.buffer_size
 
     def _last_step(self) -> dict[str, Any]:
-        """Everything that the buffer holds about the step before its position, under any name."""
+        """Everything that the buffer holds of the step written last, in any of its arrays, and its position."""
         buffer, last = self._buffer, self._buffer.pos - 1
         arrays = {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray) and value.ndim}
         found: dict[str, Any] = {name: array[last].tobytes() for name, array in arrays.items() if last < len(array)}
@@ -101,7 +102,7 @@ def compute_returns_and_advantage(rollout_buffer: RolloutBuffer, last_values: th
         \delta_t = r_t + \gamma(1-d_{t+1})V(s_{t+1}) - V(s_t)
 
     (Schulman et al., 2016, *High-dimensional continuous control using generalized advantage estimation*.) The recursion
-    uses Python's own numbers, which is ten times as fast as arrays of a single number.
+    uses Python floats, which is ten times as fast as NumPy arrays of one element.
 
     :param rollout_buffer: a full buffer
     :param last_values: V of the observations after the last step, shape ``(n_envs, 1)``

@@ -111,7 +111,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
         self._warn_of_truncated_minibatches()
-        # torch and SB3 accept only Python's own numbers
+        # torch and SB3 accept only Python's int and float, not NumPy's
         self.seed = None if self.seed is None else int(self.seed)
         self.learning_rate = self.learning_rate if callable(self.learning_rate) else float(self.learning_rate)
         super()._setup_model()
@@ -121,7 +121,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         Actor(self.policy)
 
     def _new_actor(self) -> Actor:
-        """The actor before the first rollout."""
+        """An actor that knows its parameters before the first rollout."""
         # The buffer is still empty: its zeros serve as observations of the right shape
         empty = self.rollout_buffer.observations
         first = {key: array[0] for key, array in empty.items()} if isinstance(empty, dict) else empty[0]
@@ -199,7 +199,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         with actor.evaluation_mode():
             actor.find_params(batch.observations, len(batch))
             update = self._update_actor(actor, batch)
-            # The critic's epochs leave the actor's parameters alone, but change batch-norm statistics that it shares
+            # The critic's epochs do not change the actor's parameters, but change batch-norm statistics that both use
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
         self._update_learning_rate(self.policy.optimizer)
         losses = fit_values(

@@ -50,8 +50,8 @@ class UATRPO(TrustRegionAlgorithm):
     :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
     :param trust_region_delta: δ_UA > 0, size of the trust region in nats; it bounds the KL divergence and the
         uncertainty penalty together
-    :param uncertainty_coef: c ≥ 0, weight of the gradient's covariance Σ against the Fisher matrix F; 0 gives TRPO's
-        trust region
+    :param uncertainty_coef: c ≥ 0, weight of the gradient's covariance Σ relative to the Fisher matrix F; 0 gives
+        TRPO's trust region
     :param confidence_alpha: α in (0, 1), probability that the uncertainty set misses the true gradient
     :param n_projections: m ≥ 1, number of random projections; the step lies in a subspace of at most m dimensions. With
         as many as there are actor parameters, or more, the direction is the exact pseudo-inverse solution.
@@ -79,7 +79,8 @@ class UATRPO(TrustRegionAlgorithm):
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
     :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times the estimated one
-    :param n_critic_updates: epochs of the value function over the batch in each update; 0 leaves it unchanged
+    :param n_critic_updates: number of epochs in which the value function is trained on the batch in each update; 0
+        leaves it unchanged
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
         instead of action noise exploration (default: False)
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
@@ -87,7 +88,8 @@ class UATRPO(TrustRegionAlgorithm):
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
     :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards
-        in one batch. The buffer is the same up to float rounding. ``False`` collects as Stable-Baselines3 does.
+        in large batches, for standard MLP policies on the CPU. The buffer is the same up to float rounding. ``False``
+        collects rollouts as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
@@ -208,7 +210,7 @@ class UATRPO(TrustRegionAlgorithm):
         n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
         if n_bytes > self.sketch_memory_limit:
             raise ValueError(
-                f"sketch_memory_limit must have room for one projection at least, {n_bytes} bytes with d={n_params} "
+                f"sketch_memory_limit must have room for at least one projection, {n_bytes} bytes with d={n_params} "
                 f"actor parameters, but it is {self.sketch_memory_limit}"
             )
         if n_projections < self.n_projections:
@@ -267,7 +269,7 @@ class UATRPO(TrustRegionAlgorithm):
             half * fisher,
             {
                 "uncertainty_penalty": half * penalty,
-                # both are zero if a shrunk direction lies entirely outside the sampled subspace
+                # penalty and Fisher term are both zero if a shrunk direction lies entirely outside the sampled subspace
                 "uncertainty_share": penalty / (fisher + penalty) if penalty > 0.0 else 0.0,
             },
         )

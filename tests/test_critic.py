@@ -152,7 +152,7 @@ def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch)
     collect(model)
     scale_latents(monkeypatch, "forward_critic")
     other = copy.deepcopy(model.policy)
-    with pytest.warns(UserWarning, match="do not give the values and the critic's gradient of the policy itself"):
+    with pytest.warns(UserWarning, match="do not reproduce the values and the critic's gradient of the policy itself"):
         ours = trained(model, plain=False)[0]
     model.policy = other
     for one, another in zip(ours, trained(model, plain=True)[0], strict=True):
@@ -190,7 +190,7 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
         monkeypatch.setattr(critic._ArrayGradients, "of", lambda *args: None)
     before = [param.detach().clone() for param in model.policy.parameters()]
     actor = {param for name, param in model.policy.named_parameters() if "value" not in name}
-    with pytest.warns(UserWarning, match="left the critic unchanged in a minibatch") as caught:
+    with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite") as caught:
         losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor))
     # one minibatch of three in each of two epochs
     assert len(caught) == 2

@@ -293,6 +293,9 @@ def test_measure_direction_quality(tmp_path):
         assert variants["paper"]["kl_ratio"] != variants["paper, c = 0"]["kl_ratio"]
     assert (tmp_path / "dq" / "direction_quality.png").stat().st_size > 10_000
     assert " measured" not in run(tmp_path, "measure_direction_quality.py", *args)
+    fewer = [*args, "--updates", "2"]
+    assert "was measured with other --updates: 2 3" in run(tmp_path, "measure_direction_quality.py", *fewer, code=2)
+    assert "was measured with other variants: mine" in run(tmp_path, "measure_direction_quality.py", *args[:-2], code=2)
 
 
 def test_measure_large_network(tmp_path):

@@ -10,6 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.acting import ActingMLP
@@ -122,6 +123,17 @@ def test_it_notices_that_the_policy_has_changed(change):
     assert not acting.is_current()
 
 
+@pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])
+def test_it_notices_a_hook_on_all_modules(register):
+    acting = ActingMLP(PlainMLP.recognise(policy_of()))
+    handle = register(lambda *args: None)
+    try:
+        assert not acting.is_current()
+    finally:
+        handle.remove()
+    assert acting.is_current()
+
+
 def test_what_acted_is_evaluated_with_its_own_numbers():
     policy = policy_of()
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -139,7 +151,7 @@ def test_what_looks_standard_and_is_not_is_served_the_general_way_with_one_warni
     """Structure cannot know all: here somebody has changed a method of Stable-Baselines3's class."""
     model = make_model(UATRPO, "box", double=False, n_projections=4)
     scale_latents(monkeypatch, "forward_actor")
-    with pytest.warns(UserWarning, match=r"do not give the distribution's mode and get_distribution of") as caught:
+    with pytest.warns(UserWarning, match=r"do not reproduce the distribution's mode and get_distribution of") as caught:
         model.learn(48)
     assert len(caught) == 1
     with warnings.catch_warnings():
@@ -153,7 +165,7 @@ def test_products_are_general_where_the_update_finds_a_difference(monkeypatch):
     model = make_model(UATRPO, "box", double=False, n_projections=4)
     collect(model)
     scale_latents(monkeypatch, "forward_actor")
-    with pytest.warns(UserWarning, match="its layers alone do not give the action distribution of"):
+    with pytest.warns(UserWarning, match="its layers alone do not reproduce the action distribution of"):
         model.train()
     assert logged(model)["kl_ratio"] == pytest.approx(1.0, abs=0.3)
 

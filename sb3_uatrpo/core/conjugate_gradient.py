@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch as th
 
-#: Stop once the squared residual, relative to the right-hand side's, is this small: float32 products resolve no more.
+#: Stop once the squared norm of the residual is this fraction of the right-hand side's: float32 products resolve no
+#: more.
 RESIDUAL_TOLERANCE = 1e-10
 
 
@@ -19,7 +20,7 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
     :param product: x ↦ Ax
     :param rhs: b, shape ``(d,)``
     :param max_steps: maximum number of products with A
-    :return: x, shape ``(d,)``; zero where b is zero or not finite
+    :return: x, shape ``(d,)``; zero if b is zero or not finite
     """
     x = th.zeros_like(rhs)
     residual = rhs.clone()

@@ -59,7 +59,7 @@ class Linearization:
         gradients = th.autograd.grad(
             self.head, self.params, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
         )
-        # None for a parameter that only other steps use
+        # autograd returns None for a parameter that none of these steps uses
         rows = [
             cotangents.new_zeros(len(cotangents), param.numel()) if part is None else part.reshape(len(cotangents), -1)
             for param, part in zip(self.params, gradients, strict=True)
@@ -90,7 +90,7 @@ class Linearization:
 
     def samples(self) -> th.Tensor:
         """
-        The gradient's samples, one step per column of U in J'U. O(n²·d) operations.
+        The per-sample gradients, by J'U with one column of U for each step. O(n²·d) operations.
 
         :return: ξ_i = J_i's_i, shape ``(n, d)``
         """
@@ -149,6 +149,7 @@ class SampleEstimates:
         return self._linearizations_of(self.parts)
 
     def _linearizations_of(self, parts: list[slice]) -> Iterator[Linearization]:
+        # a single part holds all steps, and is the only one that is kept from pass to pass
         if len(parts) == 1:
             yield self._whole
             return
@@ -230,7 +231,8 @@ class SampleEstimates:
         """
         v'F̂v = mean of P_i'H_iP_i and v'Σ̂v = sample variance of w_i, with P = Jv and w_i = s_i'P_i.
 
-        Neither can be negative, since no product with J' is needed. O(n·d) operations.
+        Both are computed from P as sums over the steps, without products with J', so rounding does not make them
+        negative. O(n·d) operations.
 
         :param vector: v, shape ``(d,)``
         :return: v'F̂v and v'Σ̂v

@@ -45,7 +45,7 @@ class LayeredLinearization(Linearization):
 
     @cached_property
     def _jacobians(self) -> list[th.Tensor]:
-        """D of each layer, shape ``(n, k, o)``; steps do not mix, so each of k cotangents serves all steps."""
+        """D of each layer, shape ``(n, k, o)``; steps are independent, so k cotangents in all are enough."""
         n, k = self.head.shape
         units = th.eye(k, dtype=self.head.dtype, device=self.head.device)[:, None].expand(k, n, k)
         outputs = [layer.outputs for layer in self.layers if layer.jacobian is None]
@@ -59,7 +59,7 @@ class LayeredLinearization(Linearization):
 
     def vjp(self, cotangents: th.Tensor) -> th.Tensor:
         if len(cotangents) == 1 and "_jacobians" not in vars(self):
-            # a single column, such as the policy gradient over many steps, is cheaper than computing D
+            # for a single column, such as the policy gradient over many steps, autograd is cheaper than computing D
             return super().vjp(cotangents)
         width = len(cotangents)
         rows: list[th.Tensor | None] = [None] * len(self.params)
@@ -105,6 +105,7 @@ class LayeredLinearization(Linearization):
 
     def weighted_samples(self, weights: th.Tensor) -> th.Tensor:
         n_bytes = len(self.scores) * sum(param.numel() for param in self.params) * self.scores.itemsize
+        # per-sample gradients are stored only while they are small
         if n_bytes > COLUMN_BYTES:
             return super().weighted_samples(weights)
         return (weights @ self._samples).T

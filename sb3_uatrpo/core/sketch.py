@@ -16,7 +16,7 @@ class Sketch:
     Ω, Y_F, Y_Σ, the weight of the averages, and the parameters that they belong to.
 
     Its state is a ``state_dict`` of plain tensors, so Stable-Baselines3 saves, loads and moves it with the policy.
-    Until Ω is drawn, at the first update, the matrices have no size.
+    The matrices are empty until Ω is drawn, at the first update.
 
     :param n_params: d, number of actor parameters
     :param n_projections: m, number of random projections
@@ -30,7 +30,8 @@ class Sketch:
         self, n_params: int, n_projections: int, ema_beta: float, seed: int, dtype: th.dtype, device: th.device
     ) -> None:
         self.shape = (n_params, n_projections)
-        #: how many of the d coordinates belong to each parameter of the policy, once known
+        #: how many of the d coordinates belong to each parameter of the policy, once known; floating point, as all of
+        #: the state but the generator's
         self.layout = th.zeros(0, dtype=th.float64)
         self.ema_beta = ema_beta
         self.dtype = dtype
@@ -103,9 +104,11 @@ class Sketch:
 
     @staticmethod
     def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:
+        # d may stay the same when other layers are frozen
+        now = "the same number of others" if kept == wanted else f"d={wanted[0]} and m={wanted[1]}"
         warnings.warn(
             f"The sketch of the trust region starts afresh: it was kept for d={kept[0]} actor parameters and "
-            f"m={kept[1]} projections, but now there are d={wanted[0]} and m={wanted[1]}.",
+            f"m={kept[1]} projections, but now there are {now}.",
             stacklevel=3,
         )
 
@@ -129,7 +132,8 @@ class Sketch:
 
     def state_dict(self) -> dict[str, th.Tensor]:
         """
-        :return: the whole state; the generator's comes last, as the only entry that is not floating point
+        :return: the whole state; the generator's, the only entry that is not floating point, comes last, since
+            Stable-Baselines3's tests perturb all entries but the last
         """
         return {
             "omega": self.omega,
@@ -144,8 +148,8 @@ class Sketch:
         """
         Restore a state. If its m differs, the sketch starts afresh instead, with a warning.
 
-        A state of other actor parameters is restored. Which parameters are frozen is known only at the next update, and
-        that update decides whether the state fits.
+        A state that belongs to other actor parameters is restored all the same: which parameters are frozen is known
+        only at the next update, which then decides whether the state fits.
 
         :param state_dict: what ``state_dict`` returned
         :param strict: whether to require every entry and no other

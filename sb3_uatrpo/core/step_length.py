@@ -9,7 +9,7 @@ def step_length(delta: float, squared_norm: float) -> float:
 
     :param delta: δ, nats
     :param squared_norm: v'Mv; with v'F̂v instead, the step's estimated KL divergence is δ
-    :return: η; NaN where the trust region does not bound the direction, v'Mv ≤ 0 or not finite
+    :return: η; NaN if the trust region does not bound the direction: v'Mv is not positive, or not finite
     """
     if not 0.0 < squared_norm < math.inf:
         return math.nan

@@ -29,15 +29,15 @@ import torch as th
 
 #: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
 RESOLUTION = th.finfo(th.float32).eps
-#: Y'Y squares the singular values, so those at a relative cut t are accurate to ε/t², with float64's ε. Cuts above this
-#: bound, from 839 parameters on, give at least 2e-8: finer than the statistic itself, and much cheaper than a QR
-#: decomposition.
+#: Relative cuts above this are applied to singular values from Y'Y, which is much cheaper than a QR decomposition. Y'Y
+#: squares the singular values, so those at a relative cut t are accurate to ε/t², with float64's ε. Above this bound,
+#: which means from 839 parameters on, that is 2e-8 or better: finer than the resolution of the statistic itself.
 CUT_FOR_GRAM = 1e-4
 #: Upper limit of the relative cut on singular values with shrinkage. The usual cut exceeds it beyond 839,000
 #: parameters, and keeps nothing from 8.4 million on. Curvature is at least μ, so noise in what is kept cannot lengthen
 #: a step.
 SHRUNK_CUT = 0.1
-#: Q'Ω counts as of full rank unless an entry on the diagonal of its triangular factor is below this fraction of the
+#: Q'Ω counts as having full rank if no diagonal entry of the R of its QR decomposition is below this fraction of the
 #: largest.
 FULL_RANK = 1e-8
 #: Rows of Y converted to float64 at once: few, so that they stay in the processor's cache.
@@ -121,7 +121,9 @@ def subspace_direction(
 
 
 def _least_squares(projected_omega: th.Tensor, projected_statistic: th.Tensor) -> th.Tensor:
-    """M̃ that solves M̃(Q'Ω) = Q'Y, arguments and result in the basis Q, shapes ``(ℓ, m)`` and ``(ℓ, ℓ)``."""
+    """
+    The least-squares solution M̃ of M̃(Q'Ω) = Q'Y, shape ``(ℓ, ℓ)``, from Q'Ω and Q'Y, each of shape ``(ℓ, m)``.
+    """
     # Not torch.linalg.lstsq: its driver for rank-deficient systems gives different last digits at each call
     orthonormal, triangular = th.linalg.qr(projected_omega.T)
     sizes = triangular.diagonal().abs()

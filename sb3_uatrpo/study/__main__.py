@@ -1,8 +1,8 @@
 """
 Studies from the command line: ``python -m sb3_uatrpo.study run|merge|report``.
 
-An error in the input, or in writing, is one line, and the exit code is 2. ``run`` exits with 1 if runs failed or have
-corrupted records, and with 130 after an interruption.
+An error in the input, or in writing a file, is printed as one line, and the exit code is 2. ``run`` exits with 1 if
+runs failed or have corrupted records, and with 130 after an interruption.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 try:
     import click
 except ImportError:
-    sys.exit('this needs what pip install "sb3_uatrpo[study]" brings')
+    sys.exit('the study tool needs more packages: run pip install "sb3_uatrpo[study]"')
 
 from sb3_uatrpo.study.record import StudyError
 
@@ -47,7 +47,7 @@ class ManyValues(click.Command):
 
 
 def ending_signals() -> list[signal.Signals]:
-    """:return: signals that end a study as Ctrl-C does: the end of a cluster job, or of a connection without nohup"""
+    """:return: signals that end a study as Ctrl-C does: the end of a cluster job, or a lost connection without nohup"""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         return [signal.SIGTERM, signal.SIGHUP]
     return [signal.SIGTERM]
@@ -72,11 +72,19 @@ def cli() -> None:
     help="Variants with adversarial gradient noise, in standard errors; 0 is the plain algorithm.",
 )
 @click.option("--vary", multiple=True, help="Variants: name:value for each value to try.")
-@click.option("--params", multiple=True, help="Overridden hyperparameters: name:value, or algo.name:value for one.")
-@click.option("--conf", "conf_files", multiple=True, help="Hyperparameter files: file, or algo:file for one.")
-@click.option("--eval-freq", type=click.IntRange(min=0), help="0 for none; default 25000.")
-@click.option("--eval-episodes", "n_eval_episodes", type=click.IntRange(min=1), help="Default 5.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Maximum number of concurrent runs; default: one per core.")
+@click.option(
+    "--params",
+    multiple=True,
+    help="Overridden hyperparameters: name:value, or algo.name:value for one algorithm.",
+)
+@click.option("--conf", "conf_files", multiple=True, help="Hyperparameter files: file, or algo:file for one algorithm.")
+@click.option("--eval-freq", type=click.IntRange(min=0), help="Steps between evaluations, 0 for none; default 25000.")
+@click.option("--eval-episodes", "n_eval_episodes", type=click.IntRange(min=1), help="Evaluation episodes; default 5.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Maximum number of concurrent runs; default: one per core, or as many as the Ray cluster has room for.",
+)
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
 @click.option(
     "--retries",
@@ -85,7 +93,7 @@ def cli() -> None:
     show_default=True,
     help="On Ray: how often to restart a lost run.",
 )
-@click.option("--shard", "part", default="1/1", metavar="I/N", help="Only the i-th of n parts, from 1.")
+@click.option("--shard", "part", default="1/1", metavar="I/N", help="Run only the i-th of n parts, i from 1.")
 @click.option("--save-models", is_flag=True, help="Save trained models in FOLDER/models, for RL Zoo's enjoy.")
 @click.option("--retry-failed", is_flag=True, help="Repeat runs that failed.")
 @click.option("--retry-corrupted", is_flag=True, help="Repeat runs whose record cannot be read.")
@@ -141,7 +149,7 @@ def run(
     try:
         outcome = run_study(specs, target, make_executor, retry_failed, retry_corrupted)
     except KeyboardInterrupt:
-        click.echo("interrupted: finished runs are kept, and the same command goes on", err=True)
+        click.echo("interrupted: finished runs are kept, and the same command resumes the study", err=True)
         sys.exit(130)
     finally:
         for number, handler in before.items():
@@ -157,7 +165,7 @@ def run(
 @click.option("--folder", type=FOLDER, required=True, help="A study's folder, or RL Zoo's log folder.")
 @click.option("--output", type=FOLDER, help="Where to write the report; default: FOLDER/report.")
 @click.option("--algo", "algos", multiple=True, help="Two algorithms to compare, the first minus the second.")
-@click.option("--kappa", type=float, default=0.2, show_default=True, help="Share of worst runs in tables, in (0, 1].")
+@click.option("--kappa", type=float, default=0.2, show_default=True, help="Share of worst runs in a CVaR, in (0, 1].")
 @click.option("--separate-settings", is_flag=True, help="Separate runs of one algorithm by their settings.")
 def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: float, separate_settings: bool) -> None:
     """Write a Markdown report with its pictures."""
@@ -173,7 +181,7 @@ def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: flo
 @click.option("--folder", type=FOLDER, required=True, help="The study to copy into; created if missing.")
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
 def merge(folder: Path, sources: tuple[Path, ...]) -> None:
-    """Copy the records of other studies into one. Runs that are done there are kept."""
+    """Copy the records of other studies into FOLDER. Runs that are already done in FOLDER are kept."""
     from sb3_uatrpo.study.folders import StudyFolder, merge_studies
 
     n_copied, bad = merge_studies([StudyFolder(source) for source in sources], StudyFolder(folder, create=True))
@@ -196,7 +204,7 @@ def main() -> None:
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
     except ModuleNotFoundError as error:
-        message = f'{error}; pip install "sb3_uatrpo[study]" brings what a study needs'
+        message = f'{error}; run pip install "sb3_uatrpo[study]"'
     # OSError: a file or folder cannot be written
     except (StudyError, OSError) as error:
         message = str(error)

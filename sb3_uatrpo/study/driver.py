@@ -1,4 +1,4 @@
-"""From specifications to records in a folder. Only missing runs are made, each in a process of its own."""
+"""From specifications to records in a folder. Only missing runs are executed, each in a process of its own."""
 
 import json
 import os
@@ -109,7 +109,7 @@ class Executor(ABC):
     """
     Executes runs in processes of their own. Every submitted run yields a result, unless it is stopped.
 
-    :param capacity: most runs submitted at a time
+    :param capacity: maximum number of submitted runs at a time
     :param save_models: whether to keep the trained models
     """
 
@@ -128,7 +128,7 @@ class Executor(ABC):
         """
         Called only while there are submitted runs.
 
-        :param timeout: most seconds to wait for the first result
+        :param timeout: maximum number of seconds to wait for the first result
         :return: results of the runs that have ended since the last call
         """
 
@@ -245,8 +245,8 @@ def run_study(
     retry_corrupted: bool = False,
 ) -> Outcome:
     """
-    Make all runs that have no record yet, and write each record as soon as its run has ended. Several drivers may share
-    a folder: none repeats a run that another one has under way, and each waits for the others' runs.
+    Execute all runs that have no record yet, and write each record as soon as its run has ended. Several drivers may
+    share a folder: none repeats a run that another one has under way, and each waits for the others' runs.
 
     :param specs: the runs of the study
     :param folder: where the records are
@@ -295,7 +295,7 @@ def _run_all(
     executor: Executor,
     progress: StudyProgress,
 ) -> None:
-    """Add to ``ended`` the records of the missing runs, of which ``before`` has those that failed earlier."""
+    """Execute the missing runs and add their records to ``ended``; ``before`` has the records found at the start."""
     waiting = deque(missing)
     steps = 0
     announced = False
@@ -308,6 +308,7 @@ def _run_all(
             if not claims.take(spec):
                 waiting.append(spec)
                 continue
+            # a record other than the one found at the start: another driver has done the run in the meantime
             current = folder.read(spec)
             if current is None or current.without_series() == before.get(spec):
                 executor.submit(spec)

@@ -180,7 +180,7 @@ class Claims:
         :param spec: a claimed run. Whoever claims it next has to look for its record.
         """
         lock = self.held.pop(spec)
-        # before the release: afterwards, it might be the file of another driver's claim
+        # before the release: afterwards, the file might belong to another driver's claim
         with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()

@@ -88,7 +88,7 @@ def plan(
         steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
         for condition, values in conditions:
             varied = hyperparameters | values
-            # without noise, it is the plain algorithm, even if a file sets some
+            # noise 0 means the plain algorithm, even if a file sets some noise
             if values.get(NOISE) == 0:
                 del varied[NOISE]
             _check_names(algo, algorithms, varied)
@@ -282,7 +282,7 @@ def _named_variants(
     """The plain algorithms and their variants: algorithm, name of the variant, hyperparameters."""
     for name in variants:
         if not re.fullmatch(r"(?=.*\S)[^=,]+", str(name)):
-            raise StudyError(f"the name of a variant has no '=' and no ',', but it is {name!r}")
+            raise StudyError(f"the name of a variant must not be empty or contain '=' or ',', but it is {name!r}")
     named = [
         (algo, str(name), dict(changes)) for name, by_algo in variants.items() for algo, changes in by_algo.items()
     ]
@@ -304,9 +304,9 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, 
 
 
 def _whole(steps: Any, of: str) -> int:
-    """The number of steps; 1e6 is a float."""
+    """The number of steps as an integer: 1e6 is given as a float or a string."""
     if steps is None:
-        raise StudyError(f"the hyperparameters of {of} have no n_timesteps: give it")
+        raise StudyError(f"the hyperparameters of {of} have no n_timesteps: give it with --n-timesteps")
     try:
         number = float(steps)
     except (TypeError, ValueError):
@@ -324,7 +324,7 @@ def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
             plain[name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise StudyError(
-                f"{name} of {of} must be a finite number or another value that JSON has, but it is {value!r}; code "
+                f"{name} of {of} must be a finite number or a value that JSON can hold, but it is {value!r}; code "
                 "is written as a string, as in RL Zoo's YAML files"
             ) from error
     return plain

@@ -28,9 +28,9 @@ from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estima
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
-# Larger KL ratios are drawn in the last bin, and those below 0, where an estimate was negative, in the first
+# Larger KL ratios are drawn in the last bin
 LARGEST_RATIO = 5.0
-# Large KL ratios, whose shares are shown
+# KL ratios that count as large: the share of updates at or above each is shown
 THRESHOLDS = (2.0, 3.0)
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def plot_learning_curves(
     for label, (timesteps, returns) in curves.items():
         t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
         mean, error = r.mean(0), statistics.standard_error(r)
-        # few points, as of evaluations, are marked: a single one would be invisible otherwise
+        # few points, such as those of evaluations, are marked: a single one would be invisible otherwise
         marker = "o" if len(t) <= 20 else ""
         band = Estimate(mean, mean - error, mean + error)
         _band(ax, t, band, label, style[label], alpha=0.25, marker=marker, markersize=3)
@@ -88,7 +88,7 @@ def plot_cvar(
     **options: Any,
 ) -> Axes:
     """
-    κ-CVaR of the final return for all κ, with bootstrap bands. At the right it is the mean, up to 1/n the worst run.
+    κ-CVaR of the final return for all κ, with bootstrap bands. It is the mean at κ = 1, and the worst run for κ ≤ 1/n.
 
     :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``)
@@ -288,8 +288,8 @@ def _draw(
     share: str | None = "y",
 ) -> Figure | None:
     """
-    One panel for each environment and variant, none without any. If there are variants, each environment has a row,
-    within which the axis ``share``, if any, is shared.
+    One panel for each environment and variant; ``None`` if there are no panels. If there are variants, each environment
+    has a row, within which the axis ``share``, if given, is shared.
     """
     if not panels:
         return None
@@ -326,7 +326,7 @@ def _draw(
 
 
 def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], Any]) -> dict[Panel, dict[str, Any]]:
-    """For each panel and label, the values of its runs; neither labels nor panels without values."""
+    """For each panel and label, the values of its runs, without labels and panels that have no values."""
     panels = {
         panel: {label: values for label, runs in by_label.items() if any(map(np.size, values := values_of(runs)))}
         for panel, by_label in results.panels.items()

@@ -19,18 +19,19 @@ try:
     import ray
     from ray.exceptions import RayError, RayTaskError
 except ImportError as error:
-    raise StudyError('--ray needs Ray: pip install "sb3_uatrpo[study,ray]" brings it') from error
+    raise StudyError('--ray needs Ray: run pip install "sb3_uatrpo[study,ray]"') from error
 
-# Enough to keep a cluster busy, few enough for a file lock each
+# Enough to keep a cluster busy, and few enough for each to hold a file lock
 MOST_SUBMITTED = 500
-# Seconds between two reports of a run, between two checks of its process, and until an address is given up
+# Seconds between two reports of a run, between two checks of its process, and before giving up on an address
 REPORT_INTERVAL, POLL, CONNECT_TIMEOUT = 1.0, 0.1, 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
     """
-    The task of a run. It starts a process, as on one machine, which ends with the task's.
+    The Ray task of a run. It starts a process of its own for the run, as ``ProcessExecutor`` does; that process ends
+    with the task's.
 
     :param spec: what to run
     :param save_model: whether to keep the trained model
@@ -74,7 +75,7 @@ class RayExecutor(Executor):
 
     :param address: the cluster's, ``host:port`` or ``auto``; this machine has to be one of its nodes
     :param say: called with a line about each run that is restarted
-    :param n_jobs: most runs at a time, ``None`` for as many as the cluster has room for
+    :param n_jobs: maximum number of runs at a time, ``None`` for as many as the cluster has room for
     :param n_retries: how often a run is restarted
     :param save_models: whether to keep the trained models
     :raises StudyError: if no cluster answers at the address
@@ -172,7 +173,7 @@ def _connect(address: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        # Ray's own handler ends the process before the runs are
+        # Ray's own handler would end this process before the runs are stopped
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     except Exception as error:

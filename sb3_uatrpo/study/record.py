@@ -3,7 +3,7 @@ The specification of a run, and its record: one small JSON file, written as a wh
 
 Long columns of numbers are packed. A packed column is ``{"encoding": ..., "length": ..., "data": ...}``, where the data
 are base64 of zlib of the values as little-endian numbers of one type: the first bytes of all numbers, then their second
-bytes, and so on. Bytes with exponents repeat themselves, so this order compresses well. There are two encodings:
+bytes, and so on. The bytes that hold exponents repeat, so this order compresses well. There are two encodings:
 
 * ``"float32"``: floats with at most six significant digits, which it preserves; NaN stands for ``None``.
 * ``"delta-int64"``: integers, the first one and then the difference of each from the one before.
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 FORMAT = 2
 READABLE_FORMATS = (1, FORMAT)
 SERIES = ("episodes", "evaluations", "updates")
-# Evaluations are few
+# Evaluations are too few to be worth packing
 PACKED = ("episodes", "updates")
 TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "delta-int64": np.dtype("<i8")}
-# float32 has seven: enough for a picture, and a third of the space
+# float32 holds about seven, so six survive it: enough for a picture, in a third of the space
 SIGNIFICANT_DIGITS = 6
-# Most values of a table, rows times columns, that are packed: a few bytes could claim to be a thousand times as many
+# Maximum number of values, rows times columns, in a table that is packed or unpacked: a small file could otherwise
+# claim to hold a thousand times as many, and exhaust the memory
 MOST_VALUES = 2**22
 # In a failed run's traceback, separates the error from the run's own output
 OUTPUT_HEADING = "\nThe last that it printed:\n"
@@ -56,7 +57,7 @@ class StudyError(Exception):
 @dataclass(frozen=True, eq=False)
 class RunSpec:
     """
-    What decides a run's numbers: two runs with the same key give the same ones.
+    What determines the results of a run: two runs with the same key have the same results.
 
     :param algo: name that RL Zoo knows, such as ``"uatrpo"`` or ``"ppo"``
     :param env_id: Gymnasium's name of the environment
@@ -79,7 +80,7 @@ class RunSpec:
     n_eval_episodes: int
 
     def to_json(self) -> dict[str, Any]:
-        """:return: the fields as in a record's file, which calls hyperparameters settings"""
+        """:return: the fields as in a record's file, where ``hyperparameters`` is called ``settings``"""
         content = asdict(self)
         return {"settings" if name == "hyperparameters" else name: value for name, value in content.items()}
 
@@ -149,7 +150,7 @@ class Record:
         the prefix, ``None`` where there is no finite one; each of shape ``(n_updates,)``
     :param versions: versions of Python and of the packages that affect the numbers, by name
     :param machine: properties of the machine, by name
-    :param wall_time: seconds from the creation of the environment to the end of the run
+    :param wall_time: seconds that the run took, including the import of RL Zoo and the creation of the environment
     :param started: start of the run in UTC, in ISO 8601
     """
 
@@ -226,7 +227,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     """
     try:
         return _record_of(json.loads(Path(path).read_text(encoding="utf-8")))
-    # the last is raised for deeply nested lists
+    # deeply nested lists raise a RecursionError
     except (OSError, ValueError, RecursionError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
 
@@ -265,7 +266,7 @@ def _record_of(content: Any) -> Record:
         raise ValueError(f"{problem.json_path.removeprefix('$.')}: {problem.message[-150:]}")
     spec = RunSpec.from_json(content["spec"])
     if spec.key() != content["key"]:
-        raise ValueError(f"its key {content['key']!r} does not belong to its settings")
+        raise ValueError(f"its key {content['key']!r} does not match its specification")
     for name in PACKED:
         try:
             content[name] = unpack_table(content[name])
@@ -273,7 +274,7 @@ def _record_of(content: Any) -> Record:
             raise ValueError(f"{name}: {error}") from error
     for name in SERIES:
         if len({len(values) for values in content[name].values()}) > 1:
-            raise ValueError(f"its {name} are not lists of one length")
+            raise ValueError(f"its {name} are not lists of equal length")
     if any(later < earlier for earlier, later in pairwise(content["episodes"]["timesteps"])):
         raise ValueError("the timesteps of its episodes do not ascend")
     content["episodes"]["returns"] = _with_nan(content["episodes"]["returns"])
@@ -365,7 +366,7 @@ def _unpack(column: dict[str, Any]) -> list[Any]:
 
 
 # -------------------------------------------------------------------------------------------------------------- schema
-# It does not cover the data of packed columns, the equal lengths of columns, and the order of episodes.
+# The schema does not check the data of packed columns, whether columns have equal lengths, or the order of episodes.
 
 
 @cache

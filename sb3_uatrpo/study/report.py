@@ -40,8 +40,8 @@ PERCENT = "{:.1%}".format
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
   its steps, or of the last episode where none did.
-- *κ-CVaR*: mean of the worst share κ of the runs. The run in which that share ends counts with the part that belongs to
-  it; κ = 1 gives the mean.
+- *κ-CVaR*: mean of the worst share κ of the runs. The run at the boundary of that share counts in part; κ = 1 gives the
+  mean.
 - *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples;
   {N_RESAMPLES_RLIABLE:,} for rliable's statistics, {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs they are
   too narrow, that of a CVaR most of all. ± is the standard error of the mean.
@@ -53,11 +53,11 @@ CAPTIONS = {
     "learning_curves": f"Training return, trailing mean over {FINAL_SHARE:.0%} of the steps: mean and standard error "
     "over runs, single runs thin",
     "evaluations": "Deterministic evaluations: mean and standard error over runs, single runs thin",
-    "cvar": "κ-CVaR of the final return, with bootstrap bands; at κ = 1 it is the mean, up to 1/n the worst run alone",
+    "cvar": "κ-CVaR of the final return, with bootstrap bands; it is the mean at κ = 1, and the worst run for κ ≤ 1/n",
     "cvar_over_training": f"CVaR over runs of the training return (trailing mean over {FINAL_SHARE:.0%} of the steps), "
     "with bootstrap bands",
     "differences": "Difference of final returns, with bootstrap intervals",
-    "kl_ratio": "KL ratio of proposed steps; the legend has the shares that are at least 2 and 3",
+    "kl_ratio": "KL ratio of proposed steps; the legend has the shares of ratios of at least 2 and 3",
     "interquartile_means": "IQM of the final return, with bootstrap intervals",
     "performance_profiles": "Performance profiles: the share of runs that end above τ, with bootstrap bands",
     "probability_of_improvement": "Probability of improvement, with bootstrap intervals",
@@ -99,7 +99,7 @@ def report(
         )
     results = Results(runs, pairs_of(in_order(compared.algorithm), algorithms), kappa)
 
-    # matplotlib takes a second to import, and bad input should not
+    # matplotlib takes a second to import: errors in the input are reported before
     from sb3_uatrpo.study.plots import draw_pictures
 
     output = Path(output)
@@ -169,7 +169,7 @@ def _runs(runs: pd.DataFrame, unreadable: Sequence[tuple[Path, str]]) -> Iterato
 def _returns(results: Results) -> Iterator[str]:
     yield "## Returns"
     rows = []
-    # numbers of runs of which the CVaR has just one
+    # sizes of the groups whose CVaR rests on a single run
     alone = set()
     for names, runs in results.groups.items():
         returns = runs.final_return

@@ -136,7 +136,7 @@ def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list
     """
     :param first: runs of one group
     :param second: runs of another
-    :return: what both have with different values, as ``name value and value``
+    :return: the hyperparameters that both have, with different values, as ``name value and value``
     """
     specs = [runs.record.iloc[0].spec for runs in (first, second)]
     ours, theirs = map(_what_decides, specs)
@@ -305,7 +305,7 @@ class Results:
 
 
 def counted(n: int, noun: str) -> str:
-    """:return: the number and the noun, in the plural unless there is one"""
+    """:return: the number and the noun, in the plural unless the number is one"""
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 

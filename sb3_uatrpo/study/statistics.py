@@ -104,8 +104,8 @@ def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
 
     .. math:: CVaR_κ = \\frac{1}{κn} \\sum_{i=1}^{n} \\min(\\max(κn - i + 1, 0), 1) \\, x_{(i)}
 
-    with ``x_(1) ≤ … ≤ x_(n)``. The run in which the share ends counts with the part that belongs to it, so the result
-    is exact for every ``kappa``: the mean at 1, and the worst run alone up to ``1/n``.
+    with ``x_(1) ≤ … ≤ x_(n)``. The run at the boundary of the share counts in part, so the result is exact for every
+    ``kappa``: it is the mean at 1, and the worst run alone up to ``1/n``.
 
     :param returns: one per run, runs along ``axis``, any shape
     :param kappa: in (0, 1], a number or any shape
@@ -119,7 +119,7 @@ def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
     x = np.sort(np.moveaxis(x, axis, -1), axis=-1)
     n = x.shape[-1]
     if n == 0:
-        raise ValueError("returns must hold one run at least, but they are empty")
+        raise ValueError("returns must hold at least one run, but they are empty")
     counted = share[..., None] * n
     weights = np.clip(counted - np.arange(n), 0.0, 1.0) / counted
     return np.tensordot(weights, x, axes=(-1, -1))
@@ -164,7 +164,7 @@ def _complete(returns: Array, axis: int) -> Array:
     :raises ValueError: if there are no runs along the axis, or returns are missing
     """
     if returns.shape[axis] == 0:
-        raise ValueError("returns must hold one run at least, but they are empty")
+        raise ValueError("returns must hold at least one run, but they are empty")
     if np.isnan(returns).any():
         raise ValueError("returns must be numbers, but they hold NaN: leave out runs that have none")
     return returns
@@ -203,7 +203,7 @@ def bootstrap(
         n_resamples=n_resamples,
         # bounds the memory: the resamples of a batch are held at the same time
         batch=500,
-        # the accelerated interval is undefined if leaving out one run changes nothing, as for the CVaR of few runs
+        # BCa intervals are undefined if leaving out one run changes nothing, as for the CVaR of few runs
         method="percentile",
         rng=np.random.default_rng(seed),
     )
@@ -274,7 +274,7 @@ def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
 
 @contextmanager
 def _numpy_seeded(seed: int) -> Iterator[None]:
-    """rliable draws from NumPy's global generator, even if it is given another one."""
+    """Seed NumPy's global generator, and restore it: rliable draws from it, even if it is given another one."""
     state = np.random.get_state()
     np.random.seed(seed)
     try:
@@ -329,7 +329,7 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Es
     :return: probability and interval, each of shape (1,)
     """
 
-    # rliable's function of this name in one comparison: its rank test takes most of a report's time
+    # the same as rliable's function of this name, whose rank test would take most of a report's time
     def probability(x: Array, y: Array) -> Array:
         wins = np.sum((x[:, None] > y) + 0.5 * (x[:, None] == y), axis=(0, 1))
         return np.mean(wins / (len(x) * len(y)), keepdims=True)
@@ -347,5 +347,5 @@ def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: An
     :return: shares and interval, each of shape (``n_thresholds``,)
     """
     taus = np.asarray(thresholds, dtype=np.float64)
-    # rliable's score_distributions in one comparison: its loop over thresholds takes seconds
+    # the same as rliable's score_distributions, whose loop over thresholds would take seconds
     return _rliable(lambda x: np.mean(x[..., None] > taus, axis=(0, 1)), returns, **options)

@@ -158,7 +158,7 @@ def _train(
         evaluation.eval_env.close()
         returns, successes = evaluation.evaluations_results, evaluation.evaluations_successes
         evaluations = {"timesteps": evaluation.evaluations_timesteps, "returns": np.array(returns, float).tolist()}
-        # SB3 lists only the episodes that reported one
+        # SB3 lists only the episodes that reported whether they succeeded
         if successes and all(len(values) == spec.n_eval_episodes for values in successes):
             evaluations["is_success"] = np.array(successes, float).tolist()
         series["evaluations"] = evaluations
@@ -186,7 +186,7 @@ def _episodes(env: VecEnv, successes: dict[int, list]) -> dict[str, list]:
     ended: list[tuple] = []
     seen = zip(env.get_attr("episode_returns"), env.get_attr("episode_lengths"), strict=True)
     for i, (returns, lengths) in enumerate(seen):
-        # an algorithm that learns from other environments' steps has no such list
+        # too short where callbacks do not get the infos of all steps, as with sb3-contrib's ARS
         is_success = successes[i] if len(successes[i]) == len(returns) else [None] * len(returns)
         steps = (np.cumsum(lengths, dtype=int) * env.num_envs).tolist()
         ended += zip(steps, map(float, returns), map(int, lengths), is_success, strict=True)
@@ -216,12 +216,12 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
 
 class RunRecorder(BaseCallback):
     """
-    Keeps the numbers and strings logged under ``train/``, also those of the last update, which SB3 logs but never
-    writes, and the ``is_success`` of episodes, which Monitor does not keep.
+    Keeps the numbers and strings logged under ``train/``, including those of the last update, which SB3 records but
+    never dumps, and the ``is_success`` of episodes, which Monitor does not keep.
 
     :param report: called with the number of steps done
-    :param n_steps: fewest steps between two reports, and between two updates that are kept: algorithms that learn after
-        every few steps, such as SAC, have many
+    :param n_steps: minimum number of steps between two reports, and between two updates that are kept: algorithms that
+        learn every few steps, such as SAC, have many
     """
 
     def __init__(self, report: Callable[[int], None], n_steps: int) -> None:
@@ -269,7 +269,7 @@ class RunRecorder(BaseCallback):
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of NumPy and torch as Python's; anything else, such as figures and arrays, unchanged."""
+    """NumPy and torch scalars as Python numbers; anything else, such as figures and arrays, unchanged."""
     try:
         return value.item()
     except (AttributeError, RuntimeError, ValueError):
@@ -301,14 +301,14 @@ def main() -> None:
 
 def _end_with_the_driver(folder: Path) -> None:
     """Wait until the driver is gone, then remove the folder and end the process."""
-    # the driver holds the other end of this pipe, and never writes. Python's own stdin would be locked at the exit.
+    # the driver holds the other end of this pipe, and never writes. Not sys.stdin: it would be locked at exit.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def _let_mujoco_warn_here() -> None:
-    """Print MuJoCo's warnings to Python's standard error. By default, it also writes a file in the current folder."""
+    """Print MuJoCo's warnings to standard error. By default, they also go into a file in the current folder."""
     with suppress(ImportError):
         import mujoco
 

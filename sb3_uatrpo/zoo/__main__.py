@@ -31,7 +31,7 @@ def main() -> None:
     :raises SystemExit: if RL Zoo is missing, or has no such script
     """
     if find_spec("rl_zoo3") is None:
-        sys.exit('rl_zoo3 is not installed; pip install "sb3_uatrpo[zoo]" brings it')
+        sys.exit('rl_zoo3 is not installed: run pip install "sb3_uatrpo[zoo]"')
     if len(sys.argv) < 2 or sys.argv[1] not in SCRIPTS:
         given = repr(sys.argv[1]) if len(sys.argv) > 1 else "missing"
         print(f"the script must be one of {', '.join(SCRIPTS)}, but it is {given}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """
 What RL Zoo has to know about this package: the algorithms, their search spaces and their hyperparameter files.
 
-RL Zoo has no plug-in mechanism, so its modules are amended in place, each right after it is imported: entries are added
+RL Zoo has no plug-in mechanism, so its modules are patched in place, each right after it is imported: entries are added
 to its dictionaries unless the name is taken, and our hyperparameter file becomes the default configuration.
 """
 
@@ -22,7 +22,7 @@ from sb3_uatrpo.zoo.search_space import (
     sample_uatrpo_shrinkage_params,
 )
 
-# The second is the first with other settings: each name has its own hyperparameter file
+# uatrpo_shrinkage is the same class with other settings: each name has its own hyperparameter file
 ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_shrinkage": UATRPO, "trpo_matched": MatchedTRPO}
 SAMPLERS = {
     "uatrpo": sample_uatrpo_params,

@@ -80,6 +80,17 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
     assert sketch.ema_weight.item() == 0.0
 
 
+def test_other_parameters_of_the_same_number_start_afresh_with_a_warning():
+    sketch = ready(0.9)
+    sketch.fit(th.tensor([4, 2]), 4, 0.9)
+    sketch.draw()
+    with pytest.warns(
+        UserWarning, match="d=6 actor parameters and m=4 projections, but now there are the same number of others"
+    ):
+        sketch.fit(th.tensor([2, 4]), 4, 0.9)
+    assert sketch.omega.numel() == 0
+
+
 def test_state_survives_and_goes_on_identically():
     one = ready(0.9)
     one.update(one.omega, 2 * one.omega, 0.1)

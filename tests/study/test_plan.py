@@ -135,16 +135,16 @@ def test_values_are_read_as_python_writes_them():
         ({"params": ["gamma:{1, 2}"]}, "but it is {1, 2}; code is written as a string"),
         (
             {"vary": {"gamma": [{1, 2}]}},
-            "gamma of ppo on CartPole-v1 must be a finite number or another value that JSON has",
+            "gamma of ppo on CartPole-v1 must be a finite number or a value that JSON can hold",
         ),
         ({"params": ["max_grad_norm:1e999"]}, "max_grad_norm of ppo on CartPole-v1 must be a finite number or"),
         (
             {"vary": {"gamma": [math.nan]}},
-            "gamma of ppo on CartPole-v1 must be a finite number or another value that JSON has, but it is nan",
+            "gamma of ppo on CartPole-v1 must be a finite number or a value that JSON can hold, but it is nan",
         ),
         (
             {"conf_files": ["INFINITE"]},
-            "gamma of ppo on CartPole-v1 must be a finite number or another value that JSON has, but it is inf",
+            "gamma of ppo on CartPole-v1 must be a finite number or a value that JSON can hold, but it is inf",
         ),
         ({"vary": {"n_timesteps": [50, 60]}}, "unknown hyperparameter 'n_timesteps' of ppo"),
         ({"vary": {"gamma": [0.9]}, "params": ["gamma:0.8"]}, "gamma is both overridden and varied"),

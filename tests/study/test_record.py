@@ -112,7 +112,7 @@ def updates(**changes):
         (edited(spec={**SPEC.to_json(), "seed": 4}), "key"),
         (edited(status="fine"), "status: 'fine' is not one of ['done', 'failed']"),
         (edited(episodes={}), "episodes: 'timesteps' is a required property"),
-        (edited(episodes=episodes(timesteps=[])), "its episodes are not lists of one length"),
+        (edited(episodes=episodes(timesteps=[])), "its episodes are not lists of equal length"),
         (edited(episodes=episodes(timesteps=[25, 10])), "the timesteps of its episodes do not ascend"),
         (edited(episodes=episodes(timesteps=[10, None])), "episodes.timesteps[1]: None is not of type 'integer'"),
         (edited(episodes=episodes(returns=[1.5, "12"])), "episodes.returns[1]: '12' is not of type 'number', 'null'"),
@@ -130,8 +130,8 @@ def updates(**changes):
         (edited(updates=updates(data=PACKED["data"][:-8])), "updates: timesteps cannot be unpacked: its data are not"),
         (edited(updates=updates(data="é")), "updates: timesteps cannot be unpacked: "),
         (edited(updates=updates(data=None)), "updates.timesteps.data: None is not of type 'string'"),
-        (edited(updates=updates() | {"kl_ratio": [1.0]}), "its updates are not lists of one length"),
-        (edited(episodes=episodes(returns=PACKED)), "its episodes are not lists of one length"),
+        (edited(updates=updates() | {"kl_ratio": [1.0]}), "its updates are not lists of equal length"),
+        (edited(episodes=episodes(returns=PACKED)), "its episodes are not lists of equal length"),
     ],
 )
 def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):

@@ -360,7 +360,7 @@ def test_a_study_from_a_file_to_models_that_rl_zoo_shows(tmp_path, finish, monke
         ("algos: [ppo]", "'algos' was unexpected"),
         ("algorithms: ppo", "algorithms: 'ppo' is not of type 'array'"),
         ("seeds: 3-1", "a seed is an integer"),
-        ("variants: {a=b: {ppo: {gamma: 0.5}}}", "the name of a variant has no '=' and no ','"),
+        ("variants: {a=b: {ppo: {gamma: 0.5}}}", "the name of a variant must not be empty or contain '=' or ','"),
         ("variants: {short: {ppo: {gama: 0.5}}}", "unknown hyperparameter 'gama' of ppo"),
         ("variants: {short: {pppo: {gamma: 0.5}}}", "unknown algorithm 'pppo'"),
         ("noise: [0, -1]", "noise[1]: -1 is less than the minimum of 0"),
@@ -490,7 +490,9 @@ def test_a_driver_that_ends_loses_only_what_is_under_way(tmp_path, finish):
             wait_for(lambda: not any(map(is_alive, runs_seen(tmp_path))))
         else:
             assert driver.returncode == 130
-            assert said.splitlines()[-1] == "interrupted: finished runs are kept, and the same command goes on"
+            assert (
+                said.splitlines()[-1] == "interrupted: finished runs are kept, and the same command resumes the study"
+            )
             assert "Traceback" not in said
             assert not any(map(is_alive, runs_seen(tmp_path)))
             assert not locks_in(tmp_path)

@@ -107,7 +107,7 @@ def test_kappa_out_of_bounds(kappa):
 
 
 def test_cvar_of_nothing():
-    with pytest.raises(ValueError, match="one run at least"):
+    with pytest.raises(ValueError, match="at least one run"):
         cvar([], 0.5)
 
 
@@ -243,7 +243,7 @@ def test_one_run_has_no_interval(interval):
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_no_runs_and_runs_without_a_return_have_no_statistic(interval):
-    with pytest.raises(ValueError, match="returns must hold one run at least, but they are empty"):
+    with pytest.raises(ValueError, match="returns must hold at least one run, but they are empty"):
         interval([])
     with pytest.raises(ValueError, match="returns must be numbers, but they hold NaN"):
         interval([1.0, math.nan])
