@@ -19,17 +19,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.results import Panel, Results, evaluations, learning_curves, update_values
+from sb3_uatrpo.study.results import Panel, Results, evaluations, learning_curves, update_series, update_values
 from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
-# Larger KL ratios are drawn in the last bin
+# Larger KL ratios are drawn in the last bin, and any below 0 in the first
 LARGEST_RATIO = 5.0
+# Parts of the training, of which each has a median KL ratio
+N_PARTS = 50
 # KL ratios that count as large: the share of updates at or above each is shown
 THRESHOLDS = (2.0, 3.0)
 
@@ -157,6 +159,32 @@ def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | Non
     )
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return ax
+
+
+def plot_kl_ratio_over_training(
+    ax: Axes, ratios: Mapping[str, tuple[ArrayLike, ArrayLike]], style: Styles | None = None
+) -> Axes:
+    """
+    Median and quartiles of the KL ratio of proposed steps, over the updates in each fiftieth of the training.
+
+    :param ax: where to draw, on a logarithmic axis
+    :param ratios: for each label the steps before each update and the ratios, of all runs (``n_updates`` each)
+    :param style: result of ``styles``
+    :return: ``ax``
+    """
+    style = style or styles(list(ratios))
+    last = max(np.max(timesteps) for timesteps, _ in ratios.values())
+    for label, (timesteps, values) in ratios.items():
+        parts = np.ceil(np.asarray(timesteps, dtype=np.float64) * N_PARTS / last)
+        quartiles = pd.Series(values).groupby(parts).quantile([0.25, 0.5, 0.75]).unstack()
+        low, median, high = quartiles.to_numpy().T
+        _band(ax, quartiles.index.to_numpy() / N_PARTS * last, Estimate(median, low, high), label, style[label])
+    ax.axhline(1.0, color="0.2", linewidth=0.8, zorder=0)
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
+    return _over_training(ax, ratios, "actual / estimated KL")
 
 
 def plot_performance_profile(
@@ -357,6 +385,10 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
     return _draw(ratios, draw, legend=False, size=(4.4, 2.9))
 
 
+def _draw_kl_ratio_over_training(results: Results) -> Figure | None:
+    return _draw_runs(results, lambda runs: update_series(runs, "kl_ratio"), plot_kl_ratio_over_training)
+
+
 def _draw_performance_profiles(results: Results) -> Figure | None:
     style = styles(results.labels)
     final = _by_panel(results, _final_returns)
@@ -423,6 +455,7 @@ PICTURES: dict[str, Callable[[Results], Figure | None]] = {
     "cvar_over_training": _draw_cvar_over_training,
     "differences": _draw_differences,
     "kl_ratio": _draw_kl_ratio,
+    "kl_ratio_over_training": _draw_kl_ratio_over_training,
     "performance_profiles": _draw_performance_profiles,
     "interquartile_means": _draw_interquartile_means,
     "probability_of_improvement": _draw_probability_of_improvement,

@@ -217,8 +217,22 @@ def update_values(runs: pd.DataFrame, key: str) -> Array:
     :param key: of ``train/``, without the prefix
     :return: the finite values that all updates of all runs logged (1-D)
     """
-    values = np.array([v for record in runs.record for v in record.updates.get(key, [])], dtype=np.float64)
-    return values[np.isfinite(values)]
+    return update_series(runs, key)[1]
+
+
+def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
+    """
+    :param runs: any
+    :param key: of ``train/``, without the prefix
+    :return: steps before each update of each run, and the values logged there, where they are finite (1-D each)
+    """
+    logged = [record.updates for record in runs.record if key in record.updates]
+    timesteps, values = (
+        np.array([value for updates in logged for value in updates[name]], dtype=np.float64)
+        for name in ("timesteps", key)
+    )
+    known = np.isfinite(values)
+    return timesteps[known], values[known]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,22 @@ def test_kl_ratio(ax):
     ax.figure.canvas.draw()
 
 
+def test_kl_ratio_over_training(ax):
+    """Two runs of 100 updates each: the first update of a fiftieth has 1, the second 2, in the other run 3 and 10."""
+    steps = np.arange(1000, 101_000, 1000)
+    both = np.concatenate([np.tile([1.0, 2.0], 50), np.tile([3.0, 10.0], 50)])
+    ratios = {"both": (np.tile(steps, 2), both), "one": (steps[:50], np.full(50, 0.5)), "short": ([500.0], [7.0])}
+    assert plots.plot_kl_ratio_over_training(ax, ratios) is ax
+    drawn = lines(ax)
+    np.testing.assert_allclose(drawn["both"], np.stack([np.arange(2000, 101_000, 2000), np.full(50, 2.5)], axis=1))
+    np.testing.assert_allclose(drawn["one"], np.stack([np.arange(2000, 51_000, 2000), np.full(25, 0.5)], axis=1))
+    np.testing.assert_allclose(drawn["short"], [[2000, 7.0]])
+    band = ax.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == (1.75, 4.75)
+    assert ax.get_yscale() == "log"
+    ax.figure.canvas.draw()
+
+
 @pytest.mark.parametrize("returns", [RETURNS, {"solved": np.full(3, 500.0)}, {"zero": np.zeros(2)}])
 def test_performance_profile(ax, returns):
     assert plots.plot_performance_profile(ax, returns, n_resamples=50) is ax

@@ -21,8 +21,8 @@ from sb3_uatrpo.study.results import Results, evaluations, in_order, pairs_of, t
 from tests.study.synthetic import make_folder, make_record, make_study
 
 DRAWN = {
-    "learning_curves", "evaluations", "cvar", "cvar_over_training", "differences", "kl_ratio", "performance_profiles",
-    "interquartile_means", "probability_of_improvement",
+    "learning_curves", "evaluations", "cvar", "cvar_over_training", "differences", "kl_ratio", "kl_ratio_over_training",
+    "performance_profiles", "interquartile_means", "probability_of_improvement",
 }  # fmt: skip
 
 
