@@ -17,6 +17,8 @@ version = release = __version__
 html_title = f"{project} {release}"
 html_show_copyright = False
 
+# Model cards, for who reads the repository
+exclude_patterns = ["agents"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 # headings down to ### have anchors, named as Git hosting sites name them
 myst_heading_anchors = 3

@@ -5,6 +5,7 @@ The environments borrow what is heavy from the one that runs the tests, through 
 """
 
 import os
+import re
 import types
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import imageio_ffmpeg
 import optuna
 import pytest
 import yaml
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study.plan import plan, read_study_file
@@ -21,6 +24,7 @@ from tests.installing import environment, pip, run, site_packages
 
 ROOT = Path(__file__).parents[1]
 HOOK = "sb3_uatrpo_zoo_hook"
+AGENTS = sorted(path.parent for path in (ROOT / "docs" / "agents").glob("*/*/README.md"))
 
 
 KNOWS = (
@@ -146,6 +150,27 @@ def test_enjoy_and_plots(trained):
     run(python, "-m", "rl_zoo3.plots.plot_from_file", *from_file, cwd=folder)
     said = run(python, "-m", "rl_zoo3.plots.plot_from_file", *from_file, "--rliable", "-iqm", cwd=folder)
     assert "Computing bootstrap CI" in said
+
+
+@pytest.mark.parametrize("run_folder", AGENTS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_the_agents_of_the_repository_go_on_learning(run_folder):
+    """Each is small, holds no sketch, and acts and learns with its statistics; its card has what was measured."""
+    env_id = run_folder.name.removesuffix("_1")
+    path = run_folder / f"{env_id}.zip"
+    assert path.stat().st_size < 500_000
+    env = VecNormalize.load(str(run_folder / env_id / "vecnormalize.pkl"), make_vec_env(env_id))
+    model = UATRPO.load(path, env, device="cpu", n_steps=50)
+    assert not model.sketch.y_fisher.any()
+    model.learn(50)
+    assert "| return over 20 deterministic episodes |" in (run_folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_agent_of_the_repository_is_played(newcomer):
+    python, folder = newcomer
+    words = ["--algo", "uatrpo_shrinkage", "--env", "HalfCheetah-v4", "-f", str(ROOT / "docs" / "agents")]
+    said = run(python, "-m", "rl_zoo3.enjoy", *words, "-n", "1100", "--no-render", cwd=folder)
+    # one episode of 1,000 steps
+    assert float(re.search(r"Episode Reward: ([\d.]+)", said)[1]) > 1000
 
 
 def test_videos_and_benchmark(newcomer, tmp_path):
