@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch as th
 import yaml
-from film_agents import load_run, use_mujoco
+from film_agents import load_run, set_up_rendering
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_uatrpo.study import Record, StudyError, final_return
@@ -156,7 +156,7 @@ def main(args: list[str] | None = None) -> Path:
         if not found:
             parser.error(f"{record.spec}: its model was not saved; run the study with --save-models")
         runs += found
-    use_mujoco()
+    set_up_rendering()
     th.set_num_threads(1)
 
     rows = []

@@ -33,7 +33,7 @@ from watch_agent import find_statistics
 from sb3_uatrpo.study.folders import find_runs
 from sb3_uatrpo.zoo import register
 
-MOST_AGENTS = 4
+MAX_AGENTS = 4
 # Height of the line with the names of the tasks, in pixels
 CAPTION = 16
 
@@ -53,7 +53,7 @@ class Agent:
     env: VecEnv
 
 
-def use_mujoco() -> None:
+def set_up_rendering() -> None:
     """Render off-screen where there is no display, and pass on MuJoCo's warnings, except those that others cause."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -197,7 +197,7 @@ def main(args: list[str] | None = None) -> Path:
         parser.error(f"--colors must be from 2 to 256, but it is {options.colors}")
     if not options.output.parent.is_dir():
         parser.error(f"--output: there is no folder {options.output.parent}")
-    use_mujoco()
+    set_up_rendering()
     th.set_num_threads(1)
 
     # paths first: nothing is loaded before all are known to exist
@@ -211,8 +211,8 @@ def main(args: list[str] | None = None) -> Path:
         if not runs:
             parser.error(f"{text}: there is no run of RL Zoo in it (no folder with args.yml)")
         sources += [(env_id if equals else "", run) for run in runs]
-    if len(sources) > MOST_AGENTS:
-        parser.error(f"at most {MOST_AGENTS} agents fit side by side, but there are {len(sources)}")
+    if len(sources) > MAX_AGENTS:
+        parser.error(f"at most {MAX_AGENTS} agents fit side by side, but there are {len(sources)}")
 
     films: dict[str, list[Image.Image]] = {}
     for env_id, path in sources:

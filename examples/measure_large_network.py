@@ -103,7 +103,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
             {"direction": "plain gradient", "rank": None, "score": score(gradient, fisher, estimates.gradient)[0]}
         )
         for cut in sorted({own_cut, *(cut for cut in CUTS if cut < own_cut)}, reverse=True):
-            with mock.patch.object(subspace, "SHRUNK_CUT", cut):
+            with mock.patch.object(subspace, "MAX_SHRUNK_CUT", cut):
                 direction = model._find_direction(estimates)
             quality, _ = score(gradient, fisher, direction.vector)
             rows.append(

@@ -45,7 +45,7 @@ class ActingMLP:
         arrays: list[Any] = [param.detach().numpy() for param in params]
         self._memory = [memoryview(array).cast("B") for array in arrays]
         self._numbers = [bytes(memory) for memory in self._memory]
-        self._owners, self._names, self._parts = zip(*_places_of(mlp.policy), strict=True)
+        self._owners, self._names, self._parts = zip(*_parts_of(mlp.policy), strict=True)
         hooks = (hooks for module in mlp.policy.modules() for hooks in forward_hooks(module))
         # each module names the global ones again
         self._hooks = list({id(each): each for each in hooks}.values())
@@ -74,7 +74,7 @@ class ActingMLP:
         :return: the copy that acts in place of the policy; None if the policy has to act itself
         """
         mlp = PlainMLP.recognise(policy)
-        if mlp is None or not mlp.is_on_arrays or not mlp.sees_single_steps:
+        if mlp is None or not mlp.is_numpy_compatible or not mlp.steps_are_independent:
             return None
         acting = ActingMLP(mlp)
         return acting if fast_path.is_proven(acting.differences(observations)) else None
@@ -147,7 +147,7 @@ class ActingMLP:
         return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
 
 
-def _places_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
+def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
     """Every part of a policy, as the dict that holds it, its key there, and the part itself."""
     yield vars(policy), "action_dist", policy.action_dist
     for module in policy.modules():

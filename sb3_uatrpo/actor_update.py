@@ -86,29 +86,29 @@ class ActorUpdate:
     diagnostics: dict[str, float]
 
     @staticmethod
-    def refused(reason: str, still: Evaluation, diagnostics: dict[str, float]) -> "ActorUpdate":
+    def refused(reason: str, unchanged: Evaluation, diagnostics: dict[str, float]) -> "ActorUpdate":
         """
         :param reason: why there is no step
-        :param still: effect of a step of length zero
+        :param unchanged: effect of a step of length zero
         :param diagnostics: values found so far
         :return: an update without a step
         """
-        taken = _of_the_step_taken(Status.REFUSED, still, 0.0)
-        return ActorUpdate(Status.REFUSED, reason, None, still, {**diagnostics, **taken})
+        taken = _of_the_step_taken(Status.REFUSED, unchanged, 0.0)
+        return ActorUpdate(Status.REFUSED, reason, None, unchanged, {**diagnostics, **taken})
 
     @staticmethod
-    def searched(
-        result: LineSearchResult, kl_estimated: float, still: Evaluation, diagnostics: dict[str, float]
+    def after_line_search(
+        result: LineSearchResult, kl_estimated: float, unchanged: Evaluation, diagnostics: dict[str, float]
     ) -> "ActorUpdate":
         """
         :param result: the outcome of the line search
         :param kl_estimated: the KL divergence expected of the full step, nats
-        :param still: effect of a step of length zero
+        :param unchanged: effect of a step of length zero
         :param diagnostics: values found before the line search
         :return: an update whose step the line search accepted or rejected
         """
         status = Status.LINE_SEARCH_FAILED if result.accepted is None else Status.ACCEPTED
-        reached = result.accepted or still
+        reached = result.accepted or unchanged
         found = {**diagnostics, "kl_estimated": kl_estimated}
         if math.isfinite(result.proposed.kl) and kl_estimated > 0.0:
             found |= {"kl_proposed": result.proposed.kl, "kl_ratio": result.proposed.kl / kl_estimated}

@@ -108,7 +108,7 @@ class _ArrayGradients:
         self._flat = np.zeros(sum(sizes), np.float32)
         parts = np.split(self._flat, np.cumsum(sizes)[:-1])
         self._gradients = [part.reshape(tuple(param.shape)) for part, param in zip(parts, self._params, strict=True)]
-        self._take_apart()
+        self._make_views()
 
     @staticmethod
     def of(
@@ -119,7 +119,7 @@ class _ArrayGradients:
         buffer = type(rollout_buffer)
         if (
             mlp is None
-            or not (mlp.is_on_arrays and mlp.sees_single_steps)
+            or not (mlp.is_numpy_compatible and mlp.steps_are_independent)
             or set(params) != set(mlp.critic_params)
             or len(params) != len(mlp.critic_params)
             or GradientHooks(policy)
@@ -131,7 +131,7 @@ class _ArrayGradients:
         found = _ArrayGradients(mlp)
         return found if all(layer.slope is not None for layer in found._critic.layers) else None
 
-    def _take_apart(self) -> None:
+    def _make_views(self) -> None:
         self._addresses = [param.data_ptr() for param in self._params]
         self._critic = as_arrays(self._mlp.critic)
 
@@ -151,7 +151,7 @@ class _ArrayGradients:
         """The loss, or NaN if it or its gradient is not finite; the gradient overwrites the previous one."""
         # some optimizers replace the memory of a parameter, and the arrays are views of it
         if [param.data_ptr() for param in self._params] != self._addresses:
-            self._take_apart()
+            self._make_views()
         loss = self._critic.squared_error(features, returns, self._gradients)
         # one check for all, as in _GraphGradients.epoch
         return loss if math.isfinite(loss + float(self._flat.sum())) else math.nan

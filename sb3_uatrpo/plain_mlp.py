@@ -146,7 +146,7 @@ class PlainMLP:
         actor = _chain([*extractor.policy_net, policy.action_net])
         critic = _chain([*extractor.value_net, policy.value_net])
         around = (policy, extractor, extractor.policy_net, extractor.value_net)
-        if actor is None or critic is None or not all(map(_is_left_alone, around)):
+        if actor is None or critic is None or not all(map(_is_unmodified, around)):
             return None
         log_std = policy.log_std if isinstance(policy.action_dist, DiagGaussianDistribution) else None
         mlp = PlainMLP(policy, actor, critic, log_std, copy.copy(policy.action_dist))
@@ -165,7 +165,7 @@ class PlainMLP:
         return [param for dense in self.critic for param in dense.params]
 
     @property
-    def is_on_arrays(self) -> bool:
+    def is_numpy_compatible(self) -> bool:
         """Whether NumPy can compute with the parameters where they are."""
         return all(
             param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous()
@@ -173,12 +173,12 @@ class PlainMLP:
         )
 
     @property
-    def sees_single_steps(self) -> bool:
+    def steps_are_independent(self) -> bool:
         """Whether the features of a step depend on that step alone, and no hook is attached to the extractors."""
         return all(
             type(extractor) in (FlattenExtractor, CombinedExtractor)
             and all(
-                type(module) in (type(extractor), nn.Flatten, nn.ModuleDict) and _is_left_alone(module)
+                type(module) in (type(extractor), nn.Flatten, nn.ModuleDict) and _is_unmodified(module)
                 for module in extractor.modules()
             )
             for extractor in (self.policy.pi_features_extractor, self.policy.vf_features_extractor)
@@ -218,7 +218,7 @@ class PlainMLP:
         :param outputs: of the actor, shape ``(n, o)``
         :return: the policy's action distribution
         """
-        return _given(copy.copy(self.action_dist), outputs, self.log_std)
+        return _with_parameters(copy.copy(self.action_dist), outputs, self.log_std)
 
     def values(self, features: th.Tensor) -> th.Tensor:
         """
@@ -264,7 +264,7 @@ class PlainMLP:
             # a layer without W and with a known D: its inputs and outputs are not used
             layers.append(Layer(None, places[self.log_std], last.detach(), inputs, identity))
         distribution = copy.copy(self.policy.action_dist)
-        vector = head.vector(_given(distribution, inputs, leaf(self.log_std)))
+        vector = head.vector(_with_parameters(distribution, inputs, leaf(self.log_std)))
         return vector, tuple(leaves[param] for param in params), tuple(layers)
 
 
@@ -278,7 +278,7 @@ def _chain(modules: Iterable[nn.Module]) -> tuple[Dense, ...] | None:
     """Linear layers, each with the activations after it; None if there is anything else."""
     found: list[tuple[nn.Linear, list[nn.Module]]] = []
     for module in modules:
-        if not _is_left_alone(module):
+        if not _is_unmodified(module):
             return None
         if type(module) is nn.Linear:
             found.append((module, []))
@@ -289,7 +289,7 @@ def _chain(modules: Iterable[nn.Module]) -> tuple[Dense, ...] | None:
     return tuple(Dense(linear.weight, linear.bias, tuple(activations)) for linear, activations in found)
 
 
-def _is_left_alone(module: nn.Module) -> bool:
+def _is_unmodified(module: nn.Module) -> bool:
     """Whether a module does what its class defines: it has no forward hooks and no ``forward`` of its own."""
     return not any(forward_hooks(module)) and "forward" not in vars(module)
 
@@ -326,7 +326,7 @@ def _on_arrays(
     return by_torch, None
 
 
-def _given(distribution: Distribution, outputs: th.Tensor, log_std: th.Tensor | None) -> Distribution:
+def _with_parameters(distribution: Distribution, outputs: th.Tensor, log_std: th.Tensor | None) -> Distribution:
     """The distribution with the actor's outputs as its parameters."""
     parameters = (outputs,) if log_std is None else (outputs, log_std)
     return distribution.proba_distribution(*parameters)

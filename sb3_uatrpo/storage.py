@@ -28,7 +28,7 @@ class StepWriter:
         self._buffer = rollout_buffer
         self._not_evaluated = th.zeros(rollout_buffer.n_envs)
         #: whether steps are written directly; None until the first step has been compared
-        self._is_direct = None if _is_own(rollout_buffer, "add") else False
+        self._is_direct = None if _is_sb3s_own(rollout_buffer, "add") else False
 
     def add(
         self,
@@ -108,7 +108,7 @@ def compute_returns_and_advantage(rollout_buffer: RolloutBuffer, last_values: th
     :param last_values: V of the observations after the last step, shape ``(n_envs, 1)``
     :param dones: whether the last step ended an episode, shape ``(n_envs,)``
     """
-    if _is_own(rollout_buffer, "compute_returns_and_advantage") and _recursion_is_proven():
+    if _is_sb3s_own(rollout_buffer, "compute_returns_and_advantage") and _recursion_is_proven():
         _recursion(rollout_buffer, last_values, dones)
     else:
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
@@ -154,7 +154,7 @@ def _recursion_is_proven() -> bool:
     )
 
 
-def _is_own(rollout_buffer: RolloutBuffer, method: str) -> bool:
+def _is_sb3s_own(rollout_buffer: RolloutBuffer, method: str) -> bool:
     """Whether a method of a buffer is that of Stable-Baselines3's class."""
     return getattr(type(rollout_buffer), method) is getattr(RolloutBuffer, method) and method not in vars(
         rollout_buffer

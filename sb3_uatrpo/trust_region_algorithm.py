@@ -214,12 +214,12 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
     def _update_actor(self, actor: Actor, batch: Batch) -> ActorUpdate:
         """Find a step and move the actor along it as far as the line search allows."""
-        still = Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
+        unchanged = Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
         n_trajectories = count_trajectories(self.rollout_buffer)
 
         def refused(reason: str, diagnostics: dict[str, float]) -> ActorUpdate:
             warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=4)
-            return ActorUpdate.refused(reason, still, diagnostics)
+            return ActorUpdate.refused(reason, unchanged, diagnostics)
 
         known: dict[str, float] = {"n_trajectories": n_trajectories}
         if not actor.params:
@@ -237,7 +237,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         known |= length.diagnostics
         max_kl = self.line_search_kl_factor * length.kl_estimated
         result = self._search(actor, batch, estimates, length.eta * direction.vector, max_kl)
-        return ActorUpdate.searched(result, length.kl_estimated, still, known)
+        return ActorUpdate.after_line_search(result, length.kl_estimated, unchanged, known)
 
     def _estimate(self, actor: Actor, batch: Batch, n_trajectories: int) -> PolicyEstimates:
         whole = actor.estimates(batch)

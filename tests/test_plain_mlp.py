@@ -186,8 +186,8 @@ def test_only_plain_features_and_single_precision_act_as_arrays():
     assert ActingMLP.of(policy, FastPath(), observations) is not None
     policy.features_extractor.register_forward_pre_hook(lambda *args: None)
     assert ActingMLP.of(policy, FastPath(), observations) is None
-    assert PlainMLP.recognise(policy_of()).is_on_arrays
-    assert not PlainMLP.recognise(policy_of().double()).is_on_arrays
+    assert PlainMLP.recognise(policy_of()).is_numpy_compatible
+    assert not PlainMLP.recognise(policy_of().double()).is_numpy_compatible
 
 
 @pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU, nn.Identity, nn.GELU, partial(nn.ELU, inplace=True), None])

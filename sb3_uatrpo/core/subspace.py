@@ -36,7 +36,7 @@ CUT_FOR_GRAM = 1e-4
 #: Upper limit of the relative cut on singular values with shrinkage. The usual cut exceeds it beyond 839,000
 #: parameters, and keeps nothing from 8.4 million on. Curvature is at least μ, so noise in what is kept cannot lengthen
 #: a step.
-SHRUNK_CUT = 0.1
+MAX_SHRUNK_CUT = 0.1
 #: Q'Ω counts as having full rank if no diagonal entry of the R of its QR decomposition is below this fraction of the
 #: largest.
 FULL_RANK = 1e-8
@@ -85,7 +85,7 @@ def subspace_direction(
     n_params, n_projections = statistic.shape
     cut = max(n_params, n_projections) * RESOLUTION
     if shrinkage > 0.0:
-        cut = min(cut, SHRUNK_CUT)
+        cut = min(cut, MAX_SHRUNK_CUT)
     gram, sketched, correlated = _products_with(statistic, [omega, gradient[:, None]])
     refused = SubspaceDirection(th.full_like(gradient, th.nan), 0)
     if not bool(gram.isfinite().all()) or not bool(gradient.isfinite().all()):

@@ -22,7 +22,7 @@ except ImportError as error:
     raise StudyError('--ray needs Ray: run pip install "sb3_uatrpo[study,ray]"') from error
 
 # Enough to keep a cluster busy, and few enough for each to hold a file lock
-MOST_SUBMITTED = 500
+MAX_SUBMITTED = 500
 # Seconds between two reports of a run, between two checks of its process, and before giving up on an address
 REPORT_INTERVAL, POLL, CONNECT_TIMEOUT = 1.0, 0.1, 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -89,7 +89,7 @@ class RayExecutor(Executor):
         n_retries: int = 3,
         save_models: bool = False,
     ) -> None:
-        super().__init__(n_jobs or MOST_SUBMITTED, save_models)
+        super().__init__(n_jobs or MAX_SUBMITTED, save_models)
         self.say = say
         self.n_retries = n_retries
         # an existing connection belongs to the caller

@@ -41,7 +41,7 @@ TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "delta-int64": np
 SIGNIFICANT_DIGITS = 6
 # Maximum number of values, rows times columns, in a table that is packed or unpacked: a small file could otherwise
 # claim to hold a thousand times as many, and exhaust the memory
-MOST_VALUES = 2**22
+MAX_VALUES = 2**22
 # In a failed run's traceback, separates the error from the run's own output
 OUTPUT_HEADING = "\nThe last that it printed:\n"
 # File systems allow 255 bytes; the key and the suffixes of the record and of its lock need 21 of them
@@ -307,7 +307,7 @@ def pack_table(table: Table) -> dict[str, Any]:
     :param table: columns of one length, finite floats rounded to six significant digits
     :return: the same, with a column packed where that makes it shorter without changing a value
     """
-    if sum(map(len, table.values())) > MOST_VALUES:
+    if sum(map(len, table.values())) > MAX_VALUES:
         return dict(table)
     return {name: _pack(values) for name, values in table.items()}
 
@@ -319,8 +319,8 @@ def unpack_table(table: dict[str, Any]) -> Table:
     :raises ValueError: naming the column whose data do not match its encoding and length
     """
     n_values = sum(column["length"] for column in table.values() if isinstance(column, dict))
-    if n_values > MOST_VALUES:
-        raise ValueError(f"its packed columns have {n_values} values, and at most {MOST_VALUES} are unpacked")
+    if n_values > MAX_VALUES:
+        raise ValueError(f"its packed columns have {n_values} values, and at most {MAX_VALUES} are unpacked")
     columns = {}
     for name, column in table.items():
         try:
@@ -387,7 +387,7 @@ def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[s
 def _column_of(items: dict[str, Any] | None = None, encodings: Sequence[str] = tuple(TYPES)) -> dict[str, Any]:
     packed = _object(
         encoding={"enum": list(encodings)},
-        length={"type": "integer", "minimum": 1, "maximum": MOST_VALUES},
+        length={"type": "integer", "minimum": 1, "maximum": MAX_VALUES},
         data=TEXT,
     )
     return {"if": {"type": "object"}, "then": packed, "else": _list_of(items or {})}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sb3_uatrpo.study.record import MOST_VALUES, pack_table, round_float, unpack_table
+from sb3_uatrpo.study.record import MAX_VALUES, pack_table, round_float, unpack_table
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 CELL = st.one_of(
@@ -58,7 +58,7 @@ def test_what_is_packed():
     too_large, mixed = [1e39, *ratios], [1, *ratios]
     for column in ([], [1, 2], [1.5, None], [None] * n, [True] * n, ["text"] * n, [2**70] * n, too_large, mixed):
         assert packed(column) == column
-    assert list(pack_table({"a": [1.0] * MOST_VALUES, "b": [1.0]}).values()) == [[1.0] * MOST_VALUES, [1.0]]
+    assert list(pack_table({"a": [1.0] * MAX_VALUES, "b": [1.0]}).values()) == [[1.0] * MAX_VALUES, [1.0]]
 
 
 def numbers_in(column, size, letter):
@@ -92,7 +92,7 @@ def bomb(n_bytes):
         ({"data": base64.b64encode(base64.b64decode(PACKED["data"]) + b"more").decode()}, "its data are not those"),
         ({"data": "\N{BLACK STAR}"}, "column cannot be unpacked"),
         ({"data": bomb(10**8)}, "its data are not those of 100 numbers"),
-        ({"length": MOST_VALUES + 1}, f"have {MOST_VALUES + 1} values, and at most {MOST_VALUES} are unpacked"),
+        ({"length": MAX_VALUES + 1}, f"have {MAX_VALUES + 1} values, and at most {MAX_VALUES} are unpacked"),
     ],
 )
 def test_damage_is_named(changes, reason):
@@ -103,7 +103,7 @@ def test_damage_is_named(changes, reason):
 def test_a_bomb_is_not_unpacked():
     """Neither in one column, nor in many that are small."""
     large = {**PACKED, "data": bomb(10**8)}
-    half = {**PACKED, "length": MOST_VALUES // 2, "data": bomb(2 * MOST_VALUES)}
+    half = {**PACKED, "length": MAX_VALUES // 2, "data": bomb(2 * MAX_VALUES)}
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="not those of 100 numbers"):
