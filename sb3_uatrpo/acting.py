@@ -15,15 +15,17 @@ from stable_baselines3.common.distributions import (
     MultiCategoricalDistribution,
 )
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_uatrpo.core.array_mlp import Array
 from sb3_uatrpo.hooks import forward_hooks
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
+from sb3_uatrpo.plain_mlp import POLICY_METHODS, FastPath, PlainMLP, as_arrays, same_but_for_rounding
 
 Observations = np.ndarray | dict[str, np.ndarray]
+
+_DISTRIBUTION_METHODS = ("sample", "mode", "get_actions", "log_prob", "proba_distribution")
 
 
 class ActingMLP:
@@ -32,21 +34,25 @@ class ActingMLP:
 
     It draws the actions that the policy would draw, from the same random stream. Values and log-probabilities come from
     the copy, so they are those of the policy that acted, even if the policy has changed since. Changes are detected by
-    comparing the parameters themselves, so no way of changing them goes unnoticed.
+    comparing the parameters themselves, so no way of changing them goes unnoticed, and by looking at each place where a
+    policy's parts or methods could be replaced.
 
     :param mlp: a plain MLP on the CPU, in evaluation mode
     """
 
     def __init__(self, mlp: PlainMLP) -> None:
-        self._policy = mlp.policy
+        policy = self.policy = mlp.policy
+        self._class = type(policy)
         params = [*mlp.actor_params, *mlp.critic_params]
         self._addresses = [param.data_ptr() for param in params]
         self._where = [param.data_ptr for param in params]
         arrays: list[Any] = [param.detach().numpy() for param in params]
         self._memory = [memoryview(array).cast("B") for array in arrays]
         self._numbers = [bytes(memory) for memory in self._memory]
-        self._owners, self._names, self._parts = zip(*_parts_of(mlp.policy), strict=True)
-        hooks = (hooks for module in mlp.policy.modules() for hooks in forward_hooks(module))
+        self._owners, self._names, self._parts = zip(*_parts_of(policy), strict=True)
+        self._children = [module._modules for module in policy.modules() if module._modules]
+        self._n_children = list(map(len, self._children))
+        hooks = (hooks for module in policy.modules() for hooks in forward_hooks(module))
         # each module names the global ones again
         self._hooks = list({id(each): each for each in hooks}.values())
 
@@ -54,12 +60,14 @@ class ActingMLP:
         # actions come from the policy's own arrays, not the copy's: they are equal as long as this object acts, and
         # already in the CPU's cache
         self._actor = as_arrays(mlp.actor)
-        self._draw = _SAMPLERS[type(mlp.policy.action_dist)](self._mlp)
-        space = mlp.policy.observation_space
+        self._draw = _SAMPLERS[type(policy.action_dist)](self._mlp)
+        self._space, self._normalize_images = policy.observation_space, policy.normalize_images
+        extractor = policy.pi_features_extractor
+        self._keys = list(extractor.extractors) if isinstance(extractor, CombinedExtractor) else []
         self._is_flat = (
-            type(mlp.policy.pi_features_extractor) is FlattenExtractor
-            and isinstance(space, spaces.Box)
-            and not (mlp.policy.normalize_images and is_image_space(space))
+            type(extractor) is FlattenExtractor
+            and isinstance(self._space, spaces.Box)
+            and not (self._normalize_images and is_image_space(self._space))
         )
         widths = sum(len(dense.weight) for dense in (*mlp.actor, *mlp.critic))
         #: bytes that the evaluation of one step takes
@@ -74,18 +82,20 @@ class ActingMLP:
         :return: the copy that acts in place of the policy; None if the policy has to act itself
         """
         mlp = PlainMLP.recognise(policy)
-        if mlp is None or not mlp.is_numpy_compatible or not mlp.steps_are_independent:
+        if mlp is None or not mlp.is_numpy_compatible or not mlp.steps_are_independent or policy.squash_output:
             return None
         acting = ActingMLP(mlp)
         return acting if fast_path.is_proven(acting.differences(observations)) else None
 
     def is_current(self) -> bool:
         """
-        :return: whether the policy still equals the copy in every parameter and part, and no forward hook is called,
-            neither of its modules nor a global one
+        :return: whether the policy still equals the copy in every parameter and part, none of its methods was replaced,
+            and no forward hook is called, neither of its modules nor a global one
         """
         return (
             all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
+            and type(self.policy) is self._class
+            and list(map(len, self._children)) == self._n_children
             and not any(self._hooks)
             and [where() for where in self._where] == self._addresses
             # lengths are equal, so startswith compares the whole buffers, without copying them
@@ -97,7 +107,15 @@ class ActingMLP:
             # the same result as below, with less overhead
             assert isinstance(observations, np.ndarray)
             return observations.reshape(len(observations), -1).astype(np.float32, copy=False)
-        return self._mlp.features(obs_as_tensor(observations, th.device("cpu"))).numpy()
+        return self._tensor_features(observations).numpy()
+
+    def _tensor_features(self, observations: Observations) -> th.Tensor:
+        """What the policy's extractor, which only flattens, makes of observations; it may have been replaced since."""
+        tensors = obs_as_tensor(observations, th.device("cpu"))
+        prepared = preprocess_obs(tensors, self._space, normalize_images=self._normalize_images)
+        if isinstance(prepared, dict):
+            return th.cat([prepared[key].flatten(1) for key in self._keys], dim=1)
+        return prepared.flatten(1)
 
     @np.errstate(all="ignore")
     def sample(self, observations: Observations) -> Array:
@@ -111,7 +129,7 @@ class ActingMLP:
             return actions
         # A NaN must never reach a robot as an action: the policy itself acts, and its distribution raises the error.
         with th.no_grad():
-            distribution = self._policy.get_distribution(obs_as_tensor(observations, th.device("cpu")))
+            distribution = self.policy.get_distribution(obs_as_tensor(observations, th.device("cpu")))
             return distribution.get_actions().numpy()
 
     def evaluate(self, observations: Observations, actions: Array) -> tuple[th.Tensor, th.Tensor]:
@@ -121,7 +139,7 @@ class ActingMLP:
         :return: the steps' values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
         """
         with th.no_grad():
-            features = self._mlp.features(obs_as_tensor(observations, th.device("cpu")))
+            features = self._tensor_features(observations)
             log_probs = self._mlp.distribution(self._mlp.outputs(features)).log_prob(th.from_numpy(actions))
             return self._mlp.values(features), log_probs
 
@@ -133,7 +151,7 @@ class ActingMLP:
         """
         tensors = obs_as_tensor(observations, th.device("cpu"))
         with th.no_grad():
-            actions, values, log_probs = self._policy(tensors, deterministic=True)
+            actions, values, log_probs = self.policy(tensors, deterministic=True)
             features = self._features(observations)
             on_arrays = self._mlp.distribution(th.from_numpy(self._actor(features))).mode()
             mode = self._mlp.distribution(self._mlp.outputs(th.from_numpy(features))).mode()
@@ -142,18 +160,32 @@ class ActingMLP:
                 "the distribution's mode": (on_arrays.reshape(actions.shape), actions),
                 "the values": (own_values, values),
                 "the log-probabilities": (own_log_probs, log_probs),
-                "get_distribution": (own_log_probs, self._policy.get_distribution(tensors).log_prob(mode)),
+                "get_distribution": (own_log_probs, self.policy.get_distribution(tensors).log_prob(mode)),
             }
         return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
 
 
 def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
-    """Every part of a policy, as the dict that holds it, its key there, and the part itself."""
-    yield vars(policy), "action_dist", policy.action_dist
+    """
+    Every part of a policy, as the dict that holds it, its key there, and the part itself; and every place, still empty,
+    where a method of the policy, its modules or its distribution could be replaced.
+    """
+    for name in ("action_dist", "normalize_images", "_squash_output"):
+        yield vars(policy), name, getattr(policy, name)
+    for name in POLICY_METHODS:
+        yield vars(policy), name, None
+    for name in _DISTRIBUTION_METHODS:
+        yield vars(policy.action_dist), name, None
     for module in policy.modules():
+        yield vars(module), "forward", None
         for values in (module._modules, module._parameters):
             for name, part in values.items():
                 yield values, name, part
+        if not module._modules and not module._parameters:
+            # settings of an activation
+            for name, value in vars(module).items():
+                if not name.startswith("_") and name not in ("training", "forward"):
+                    yield vars(module), name, value
 
 
 # Each sampler makes the same torch call as the distribution and draws as many numbers, so the random stream is the
@@ -165,17 +197,20 @@ Sampler = Callable[[Array], Array | None]
 def _gaussian(mlp: PlainMLP) -> Sampler:
     assert mlp.log_std is not None
     std = mlp.log_std.exp().numpy()
+    is_finite = bool(np.isfinite(std).all())
     noise, numbers = th.empty(0), np.empty(0)
 
     def draw(means: Array) -> Array | None:
         nonlocal noise, numbers
+        # before any number is drawn: the policy itself then draws them
+        if not (is_finite and np.isfinite(means).all()):
+            return None
         if numbers.shape != means.shape:
             noise = th.empty(means.shape, dtype=th.float32, device="cpu")
             # a view, which normal_ below fills too
             numbers = noise.numpy()
         noise.normal_()
-        actions = means + numbers * std
-        return actions if np.isfinite(actions).all() else None
+        return means + numbers * std
 
     return draw
 

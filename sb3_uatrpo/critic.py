@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
+
+#: Stable-Baselines3's own ways to draw minibatches, as they are before anybody replaces them
+_OWN_SAMPLING = [(cls.get, cls._get_samples) for cls in (RolloutBuffer, DictRolloutBuffer)]
 
 
 def fit_values(
@@ -88,6 +91,8 @@ class _GraphGradients:
             if math.isfinite(total.item()):
                 for param, gradient in zip(self.params, gradients, strict=True):
                     param.grad = None if gradient is None else _laid_out_as(param, gradient)
+                    for hook in _accumulation_hooks(param) if gradient is not None else ():
+                        hook(param)
                 yield loss.item()
             else:
                 yield math.nan
@@ -104,9 +109,9 @@ class _ArrayGradients:
     def __init__(self, mlp: PlainMLP) -> None:
         self._mlp = mlp
         self._params = mlp.critic_params
-        sizes = [param.numel() for param in self._params]
-        self._flat = np.zeros(sum(sizes), np.float32)
-        parts = np.split(self._flat, np.cumsum(sizes)[:-1])
+        self._sizes = [param.numel() for param in self._params]
+        self._flat = np.zeros(sum(self._sizes), np.float32)
+        parts = np.split(self._flat, np.cumsum(self._sizes)[:-1])
         self._gradients = [part.reshape(tuple(param.shape)) for part, param in zip(parts, self._params, strict=True)]
         self._make_views()
 
@@ -123,8 +128,8 @@ class _ArrayGradients:
             or set(params) != set(mlp.critic_params)
             or len(params) != len(mlp.critic_params)
             or GradientHooks(policy)
-            or buffer.get not in (RolloutBuffer.get, DictRolloutBuffer.get)
-            or buffer._get_samples not in (RolloutBuffer._get_samples, DictRolloutBuffer._get_samples)
+            or any(True for param in params for _ in _accumulation_hooks(param))
+            or (buffer.get, buffer._get_samples) not in _OWN_SAMPLING
             or {"get", "_get_samples"} & vars(rollout_buffer).keys()
         ):
             return None
@@ -139,12 +144,15 @@ class _ArrayGradients:
         # one call for all steps draws the same order as one for minibatches, and gathers only once
         samples = next(iter(rollout_buffer.get(None)))
         features, returns = self._mlp.features(samples.observations).numpy(), samples.returns.numpy()
-        # shares memory with the array, so each minibatch below changes it
-        for param, gradient in zip(self._params, self._gradients, strict=True):
-            param.grad = th.from_numpy(gradient)
         for start in range(0, len(returns), batch_size):
             rows = slice(start, start + batch_size)
-            yield self.at(features[rows], returns[rows])
+            loss = self.at(features[rows], returns[rows])
+            if math.isfinite(loss):
+                # a copy, since optimizers and their hooks may keep gradients, replace them or write into them
+                flat = th.from_numpy(self._flat.copy())
+                for param, gradient in zip(self._params, flat.split(self._sizes), strict=True):
+                    param.grad = gradient.view_as(param)
+            yield loss
 
     @np.errstate(all="ignore")
     def at(self, features: np.ndarray, returns: np.ndarray) -> float:
@@ -195,6 +203,11 @@ def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
     return first(observations)
 
 
+def _accumulation_hooks(param: th.Tensor) -> Iterable[Callable[[th.Tensor], None]]:
+    """The hooks that torch calls when ``backward()`` has added to ``param.grad``, which only ``backward()`` does."""
+    return (param._post_accumulate_grad_hooks or {}).values()
+
+
 def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
     """The gradient with the strides of the parameter, since optimizers may run through both in memory order."""
     return gradient if gradient.stride() == param.stride() else th.empty_like(param).copy_(gradient)
@@ -205,12 +218,15 @@ def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
     Within this context, Adam and AdamW on the CPU use their fused implementation, unless the user chose one.
 
-    It updates all parameters in one call, computes the same numbers to the last digit, and has the same state in a
+    It updates all parameters in one call, computes the same numbers up to rounding, and has the same state in a
     checkpoint. It runs through memory, so a parameter, its gradient and its state must have the same memory layout:
-    gradients are given that of the parameter, and parameters and state have to be contiguous.
+    gradients are given that of the parameter, and parameters and state have to be contiguous. Step hooks would see the
+    changed setting.
     """
     groups = optimizer.param_groups
-    chosen = type(optimizer) in (th.optim.Adam, th.optim.AdamW) and all(
+    is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    chosen = (is_adam and not any(hooks)) and all(
         group["fused"] is None
         and group["foreach"] is None
         and not (group["capturable"] or group["differentiable"])

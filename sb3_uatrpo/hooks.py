@@ -24,13 +24,14 @@ def forward_hooks(module: nn.Module) -> tuple[dict, ...]:
 
 class GradientHooks:
     """
-    The hooks that see gradients: those of the parameters, and the full backward hooks of the modules. Truthy if there
-    are any.
+    The hooks that see gradients: those of the parameters, and the full backward hooks of the modules, global ones
+    included. Truthy if there are any.
 
     :param policy: the policy that they are attached to
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
+        self._are_global = bool(torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks)
         # without hooks, torch expects None in a parameter, and an empty dict in a module
         self._kept = [
             (owner, name, hooks, empty)
@@ -44,11 +45,11 @@ class GradientHooks:
         ]
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return self._are_global or bool(self._kept)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within this context, no hook is called."""
+        """Within this context, no hook is called but global ones, on which other threads may rely."""
         for owner, name, _, empty in self._kept:
             setattr(owner, name, empty())
         try:

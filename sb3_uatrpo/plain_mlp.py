@@ -58,16 +58,20 @@ _ACTIVATIONS = (
     nn.Softsign,
     nn.Tanh,
 )
-#: A policy that overrides one of these may do more than its layers do.
-_POLICY_METHODS = (
-    "__call__",
-    "forward",
-    "get_distribution",
-    "evaluate_actions",
-    "predict_values",
-    "extract_features",
-    "_get_action_dist_from_latent",
-)
+#: Methods as Stable-Baselines3 has them, before anybody replaces them in its class. A policy with another one may do
+#: more than its layers do.
+POLICY_METHODS = {
+    name: getattr(ActorCriticPolicy, name)
+    for name in (
+        "__call__",
+        "forward",
+        "get_distribution",
+        "evaluate_actions",
+        "predict_values",
+        "extract_features",
+        "_get_action_dist_from_latent",
+    )
+}
 #: Largest difference that counts as rounding, relative to the largest output: far above what another order of summation
 #: changes in float32, and far below any deliberate change.
 _RELATIVE_TOLERANCE = 1e-4
@@ -129,8 +133,8 @@ class PlainMLP:
         :return: the policy taken apart, or None if it is no standard MLP
         """
         if not all(
-            getattr(type(policy), name, None) is getattr(ActorCriticPolicy, name) and name not in vars(policy)
-            for name in _POLICY_METHODS
+            getattr(type(policy), name, None) is method and name not in vars(policy)
+            for name, method in POLICY_METHODS.items()
         ):
             return None
         extractor = policy.mlp_extractor
@@ -140,6 +144,7 @@ class PlainMLP:
             or {"forward_actor", "forward_critic"} & vars(extractor).keys()
             or any(type(net) is not nn.Sequential for net in (extractor.policy_net, extractor.value_net))
             or type(policy.action_dist) not in _DISTRIBUTIONS
+            or any(hasattr(type(policy.action_dist), name) for name in vars(policy.action_dist))
             or any(True for features in features_extractors for _ in features.parameters())
         ):
             return None
@@ -148,7 +153,12 @@ class PlainMLP:
         around = (policy, extractor, extractor.policy_net, extractor.value_net)
         if actor is None or critic is None or not all(map(_is_unmodified, around)):
             return None
-        log_std = policy.log_std if isinstance(policy.action_dist, DiagGaussianDistribution) else None
+        log_std = None
+        if isinstance(policy.action_dist, DiagGaussianDistribution):
+            # neither a buffer nor a function of other parameters, and not one number for several actions
+            log_std = policy._parameters.get("log_std")
+            if log_std is None or log_std.shape != (len(actor[-1].weight),):
+                return None
         mlp = PlainMLP(policy, actor, critic, log_std, copy.copy(policy.action_dist))
         # products need each parameter in one place
         return mlp if len(set(mlp.actor_params)) == len(mlp.actor_params) else None
@@ -186,13 +196,17 @@ class PlainMLP:
 
     def copied(self) -> "PlainMLP":
         """
-        :return: the same with parameters of its own, without gradients
+        :return: the same with parameters and activations of its own, without gradients
         """
         copies = {param: param.detach().clone() for param in (*self.actor_params, *self.critic_params)}
 
         def chain(denses: tuple[Dense, ...]) -> tuple[Dense, ...]:
             return tuple(
-                Dense(copies[dense.weight], None if dense.bias is None else copies[dense.bias], dense.activations)
+                Dense(
+                    copies[dense.weight],
+                    None if dense.bias is None else copies[dense.bias],
+                    tuple(map(copy.copy, dense.activations)),
+                )
                 for dense in denses
             )
 

@@ -50,10 +50,10 @@ class RolloutLocals(dict[str, Any]):
             return default
 
     def values(self) -> ValuesView:  # type: ignore[override]
-        return ValuesView(self)
+        return dict(self).values()
 
     def items(self) -> ItemsView:  # type: ignore[override]
-        return ItemsView(self)
+        return dict(self).items()
 
     def pop(self, name: str, *default: Any) -> Any:
         if name in self:

@@ -22,6 +22,12 @@ ROWS_AT_ONCE = 512
 EVALUATION_BYTES = 16 * 2**20
 
 
+#: Stable-Baselines3's own, as they are before anybody replaces them
+_USUAL_ADD = (RolloutBuffer.add, DictRolloutBuffer.add)
+#: Local variables of the loop below that Stable-Baselines3's does not have; callbacks may copy all that they see
+_OWN_LOCALS = ("__class__", "acting", "drawn", "evaluation", "step", "writer")
+
+
 class StepEvaluation:
     """
     Values and log-probabilities of one step of all environments, computed when one of them is first read.
@@ -31,10 +37,12 @@ class StepEvaluation:
     :param actions: as they were drawn
     """
 
-    __slots__ = ("_acting", "_actions", "_found", "_observations")
+    __slots__ = ("_acting", "_found", "_stored", "actions", "observations")
 
     def __init__(self, acting: ActingMLP, observations: Any, actions: np.ndarray) -> None:
-        self._acting, self._observations, self._actions = acting, observations, actions
+        self._acting, self._stored = acting, observations
+        # what the policy saw and drew, whatever an environment or a callback writes into the arrays later
+        self.observations, self.actions = _copied(observations), actions.copy()
         self._found: tuple[th.Tensor, th.Tensor] | None = None
 
     @property
@@ -46,11 +54,12 @@ class StepEvaluation:
         :return: values, shape ``(n_envs, 1)``, and log-probabilities, shape ``(n_envs,)``; the same ones at each call
         """
         if self._found is None:
-            self._found = self._acting.evaluate(self._observations, self._actions)
+            self._found = self._acting.evaluate(self.observations, self.actions)
         return self._found
 
     def obs_tensor(self) -> Any:
-        return obs_as_tensor(self._observations, th.device("cpu"))
+        # shares memory with the observations that go into the buffer, as in Stable-Baselines3
+        return obs_as_tensor(self._stored, th.device("cpu"))
 
     def values(self) -> th.Tensor:
         return self.find()[0]
@@ -73,54 +82,65 @@ class DeferredEvaluation:
     def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
         self._acting = acting
         self._buffer = rollout_buffer
-        self._actions: list[np.ndarray] = []
+        self._steps: list[StepEvaluation] = []
         self._unread: list[int] = []
+        self._n_bytes = 0
 
-    def take(self, step: StepEvaluation, actions: np.ndarray) -> tuple[th.Tensor | None, th.Tensor | None]:
+    def take(self, step: StepEvaluation) -> tuple[th.Tensor | None, th.Tensor | None]:
         """
         :param step: the step that goes into the buffer next
-        :param actions: as they were drawn
-        :return: values and log-probabilities, if they were read; None for those that come later
+        :return: values and log-probabilities, if they were read or if an ``add`` of the user's is going to read them;
+            None for those that come later
         """
-        if step.was_read:
+        if step.was_read or "add" in vars(self._buffer):
             return step.find()
+        # bounds the memory of the copies
+        self._n_bytes += _n_bytes(step.observations)
+        if self._n_bytes > EVALUATION_BYTES:
+            self.fill()
+            self._n_bytes = _n_bytes(step.observations)
         self._unread.append(self._buffer.pos)
-        self._actions.append(actions)
+        self._steps.append(step)
         return None, None
 
     def fill(self) -> None:
         """Write into the buffer the values and log-probabilities of all steps where no callback has read them."""
-        buffer, n_envs, unread = self._buffer, self._buffer.n_envs, self._unread
-        at_once = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
-        if not unread:
-            return
-        actions = np.concatenate(self._actions)
-        values, log_probs = np.empty((2, len(unread) * n_envs), np.float32)
-        # usually all steps are unread, and a slice of them needs no copy
-        whole = len(unread) == unread[-1] + 1
-        for start in range(0, len(actions), at_once):
-            rows = slice(start, min(start + at_once, len(actions)))
-            steps = slice(rows.start // n_envs, -(-rows.stop // n_envs))
-            chosen = steps if whole else unread[steps]
-            within = slice(rows.start - steps.start * n_envs, rows.stop - steps.start * n_envs)
-            found = self._acting.evaluate(_rows(buffer.observations, chosen, within), actions[rows])
-            values[rows], log_probs[rows] = found[0].numpy().flatten(), found[1].numpy()
-        buffer.values[unread] = values.reshape(-1, n_envs)
-        buffer.log_probs[unread] = log_probs.reshape(-1, n_envs)
-        self._actions, self._unread = [], []
+        n_envs, steps, unread = self._buffer.n_envs, self._steps, self._unread
+        n_steps = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step) // n_envs)
+        for start in range(0, len(steps), n_steps):
+            some = steps[start : start + n_steps]
+            observations = _joined([step.observations for step in some])
+            values, log_probs = self._acting.evaluate(observations, np.concatenate([step.actions for step in some]))
+            places = unread[start : start + n_steps]
+            self._buffer.values[places] = values.numpy().reshape(-1, n_envs)
+            self._buffer.log_probs[places] = log_probs.numpy().reshape(-1, n_envs)
+        self._steps, self._unread, self._n_bytes = [], [], 0
 
 
-def _rows(observations: Any, steps: Any, within: slice) -> Any:
-    """Rows of some steps of a buffer's observations, step after step, as the policy takes them."""
+def _n_bytes(observations: Any) -> int:
+    return (
+        sum(array.nbytes for array in observations.values()) if isinstance(observations, dict) else observations.nbytes
+    )
+
+
+def _copied(observations: Any) -> Any:
     if isinstance(observations, dict):
-        return {key: _rows(array, steps, within) for key, array in observations.items()}
-    chosen = observations[steps]
-    return chosen.reshape(-1, *chosen.shape[2:])[within]
+        return {key: array.copy() for key, array in observations.items()}
+    return observations.copy()
+
+
+def _joined(observations: list[Any]) -> Any:
+    """Observations of some steps, step after step, as the policy takes them."""
+    if isinstance(observations[0], dict):
+        return {key: np.concatenate([step[key] for step in observations]) for key in observations[0]}
+    return np.concatenate(observations)
 
 
 def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
     """The local variables of a rollout, with those that are computed only when they are read."""
     seen = RolloutLocals(local)
+    for name in _OWN_LOCALS:
+        dict.pop(seen, name, None)
     if step is not None:
         seen.defer("obs_tensor", step.obs_tensor)
         seen.defer("values", step.values)
@@ -167,7 +187,6 @@ class DeferredRollouts(OnPolicyAlgorithm):
         acting = self._who_acts(rollout_buffer)
         if acting is None:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        policy = self.policy
         rollout_buffer.reset()
         callback.on_rollout_start()
 
@@ -175,66 +194,69 @@ class DeferredRollouts(OnPolicyAlgorithm):
         writer = StepWriter(rollout_buffer)
         # Callbacks read these variables by name: keep Stable-Baselines3's names
         n_steps = 0
-        while n_steps < n_rollout_steps:
-            if acting is not None and not acting.is_current():
-                # the steps so far are evaluated by the policy that took them; from here on, the changed one does it all
-                evaluation.fill()
-                acting = None
-            if acting is None:
-                step = None
-                obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                with th.no_grad():
-                    drawn, values, log_probs = policy(obs_tensor)
-                actions = drawn.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
-            else:
-                drawn = acting.sample(self._last_obs)  # type: ignore[arg-type]
-                step = StepEvaluation(acting, self._last_obs, drawn)
-                actions = drawn.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
-            clipped_actions = self._actions_for_env(actions)
-            new_obs, rewards, dones, infos = env.step(clipped_actions)
-            self.num_timesteps += env.num_envs
+        try:
+            while n_steps < n_rollout_steps:
+                if acting is not None and not (acting.is_current() and acting.policy is self.policy):
+                    # the steps so far are evaluated as they were acted; from here on, the changed policy does it all
+                    evaluation.fill()
+                    acting = None
+                if acting is None:
+                    step = None
+                    obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+                    with th.no_grad():
+                        drawn, values, log_probs = self.policy(obs_tensor)
+                    actions = drawn.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+                else:
+                    drawn = acting.sample(self._last_obs)  # type: ignore[arg-type]
+                    step = StepEvaluation(acting, self._last_obs, drawn)
+                    actions = drawn.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+                clipped_actions = self._actions_for_env(actions)
+                new_obs, rewards, dones, infos = env.step(clipped_actions)
+                self.num_timesteps += env.num_envs
 
-            callback.update_locals(_as_callbacks_see(locals(), step))
-            if not callback.on_step():
-                evaluation.fill()
-                return False
+                callback.update_locals(_as_callbacks_see(locals(), step))
+                if not callback.on_step():
+                    return False
 
-            self._update_info_buffer(infos, dones)
-            n_steps += 1
-            if isinstance(self.action_space, spaces.Discrete):
-                actions = actions.reshape(-1, 1)
-            if dones.any():
-                self._bootstrap_time_limits(rewards, dones, infos)
-            if step is not None:
-                values, log_probs = evaluation.take(step, drawn)
-            writer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
-            self._last_obs = new_obs  # type: ignore[assignment]
-            self._last_episode_starts = dones
+                self._update_info_buffer(infos, dones)
+                n_steps += 1
+                if isinstance(self.action_space, spaces.Discrete):
+                    actions = actions.reshape(-1, 1)
+                if dones.any():
+                    self._bootstrap_time_limits(rewards, dones, infos)
+                if step is not None:
+                    values, log_probs = evaluation.take(step)
+                writer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
+                self._last_obs = new_obs  # type: ignore[assignment]
+                self._last_episode_starts = dones
+        finally:
+            # after an interrupt, too
+            evaluation.fill()
 
-        evaluation.fill()
         # what Stable-Baselines3's locals hold at the end of a rollout: the last step's log-probabilities
         if step is not None:
             log_probs = step.log_probs()
         with th.no_grad():
-            values = policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
+            values = self.policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
         compute_returns_and_advantage(rollout_buffer, values, dones)
-        callback.update_locals(locals())
+        callback.update_locals(_as_callbacks_see(locals(), None))
         callback.on_rollout_end()
         return True
 
     def _who_acts(self, rollout_buffer: RolloutBuffer) -> ActingMLP | None:
         """What acts in the place of the policy, or None if the policy has to."""
-        usual = (RolloutBuffer.add, DictRolloutBuffer.add)
-        if not self.fast_rollouts or type(rollout_buffer).add not in usual or "add" in vars(rollout_buffer):
+        if not self.fast_rollouts or type(rollout_buffer).add not in _USUAL_ADD or "add" in vars(rollout_buffer):
             return None
         assert self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)
         return ActingMLP.of(self.policy, self._fast_path, self._last_obs)
 
     def _actions_for_env(self, actions: np.ndarray) -> np.ndarray:
-        """The actions, clipped to the bounds of a Box action space."""
+        """The actions, clipped to the bounds of a Box action space, or rescaled to them if they were squashed."""
         if not isinstance(self.action_space, spaces.Box):
             return actions
+        if self.policy.squash_output:
+            return self.policy.unscale_action(actions)
         # the same as np.clip, with less overhead
         return np.minimum(np.maximum(actions, self.action_space.low), self.action_space.high)
 

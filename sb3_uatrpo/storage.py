@@ -13,6 +13,9 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 
+#: Methods of Stable-Baselines3's class, as they are before anybody replaces them there
+_OWN_METHODS: dict[str, Any] = {name: getattr(RolloutBuffer, name) for name in ("add", "compute_returns_and_advantage")}
+
 
 class StepWriter:
     """
@@ -47,6 +50,7 @@ class StepWriter:
         :param values: shape ``(n_envs, 1)``; None if the buffer gets them later
         :param log_probs: shape ``(n_envs,)``; None if the buffer gets them later
         """
+        # an ``add`` of the user's, which may have come with a callback, gets the values too
         if self._is_direct and values is None:
             self._write(observations, actions, rewards, episode_starts)
             return
@@ -147,7 +151,7 @@ def _recursion_is_proven() -> bool:
             setattr(buffer, name, drawn.astype(np.float32))
     last_values, dones = th.tensor([[0.5], [-0.5]]), np.array([True, False])
     _recursion(ours, last_values, dones)
-    theirs.compute_returns_and_advantage(last_values=last_values, dones=dones)
+    _OWN_METHODS["compute_returns_and_advantage"](theirs, last_values=last_values, dones=dones)
     return all(
         np.allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-6)
         for name in ("advantages", "returns")
@@ -156,6 +160,4 @@ def _recursion_is_proven() -> bool:
 
 def _is_sb3s_own(rollout_buffer: RolloutBuffer, method: str) -> bool:
     """Whether a method of a buffer is that of Stable-Baselines3's class."""
-    return getattr(type(rollout_buffer), method) is getattr(RolloutBuffer, method) and method not in vars(
-        rollout_buffer
-    )
+    return getattr(type(rollout_buffer), method) is _OWN_METHODS[method] and method not in vars(rollout_buffer)

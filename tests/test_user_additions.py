@@ -20,13 +20,14 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sb3_uatrpo import UATRPO, critic
+from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
+from sb3_uatrpo.storage import StepWriter
 from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, logged, make_model
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
@@ -756,18 +757,12 @@ def test_shapes_of_what_callbacks_see(action_space):
 # --------------------------------------------------------------------------------- the fast path stays where it belongs
 
 
-def calls_of_the_policy(monkeypatch, run) -> int:
-    """How often acting went through the policy's own forward."""
+def counted(monkeypatch, cls, name: str) -> list[int]:
+    """A list that grows by one with each call of a method."""
     calls = []
-    forward = ActorCriticPolicy.forward
-
-    def counted(self, *args, **kwargs):
-        calls.append(1)
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(ActorCriticPolicy, "forward", counted)
-    run()
-    return len(calls)
+    method = getattr(cls, name)
+    monkeypatch.setattr(cls, name, lambda *args: (calls.append(1), method(*args))[1])
+    return calls
 
 
 def zoo_callbacks(tmp_path) -> list[cb.BaseCallback]:
@@ -790,16 +785,12 @@ def test_the_fast_path_is_taken_under_usual_callbacks(action_space, watched, mon
     callbacks = zoo_callbacks(tmp_path) if watched and action_space == "box" else []
     if watched:
         callbacks += [RunRecorder(lambda n: None, 1), cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
-    # the critic's minibatches and the buffer are served too: the general ways are not taken, or once as the proof
-    added = []
-    add = RolloutBuffer.add
-    monkeypatch.setattr(RolloutBuffer, "add", lambda self, *args: (added.append(1), add(self, *args)))
+    acted, written = counted(monkeypatch, ActingMLP, "sample"), counted(monkeypatch, StepWriter, "_write")
     monkeypatch.setattr(critic._GraphGradients, "epoch", lambda *args: pytest.fail("minibatches with a graph"))
-    # no more than the proof, once a rollout
-    assert calls_of_the_policy(monkeypatch, lambda: model.learn(3 * 96, callback=callbacks)) <= 3
-    assert len(added) <= 3
-    monkeypatch.undo()
-    assert calls_of_the_policy(monkeypatch, lambda: filled(False)) == 48
+    model.learn(3 * 96, callback=callbacks)
+    assert len(acted) == len(written) == 3 * model.n_steps
+    filled(False)
+    assert len(acted) == len(written) == 3 * model.n_steps
 
 
 def test_everything_that_was_collected_is_the_same_with_usual_callbacks(tmp_path):
