@@ -12,6 +12,7 @@ In the window of a MuJoCo task, Tab switches to the camera that follows the agen
 """
 
 import argparse
+import re
 import warnings
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def find_statistics(model: Path) -> Path | None:
     :param model: a saved model
     :return: the file with its statistics of VecNormalize, ``None`` if there is none
     """
-    candidates = (model.with_suffix(".pkl"), model.with_name("vecnormalize.pkl"))
+    name = model.stem
+    # best_model as train_mujoco.py saves it, rl_model_1000_steps as CheckpointCallback does
+    for_name = [name, name.replace("model", "vecnormalize"), re.sub(r"_(\d+_steps)$", r"_vecnormalize_\1", name)]
+    candidates = [model.with_name(f"{stem}.pkl") for stem in (*for_name, "vecnormalize")]
     return next((file for file in candidates if file.exists()), None)
 
 

@@ -21,11 +21,16 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_uatrpo.core.array_mlp import Array
 from sb3_uatrpo.hooks import forward_hooks
-from sb3_uatrpo.plain_mlp import POLICY_METHODS, FastPath, PlainMLP, as_arrays, same_but_for_rounding
+from sb3_uatrpo.plain_mlp import (
+    DISTRIBUTION_METHODS,
+    POLICY_METHODS,
+    FastPath,
+    PlainMLP,
+    as_arrays,
+    same_but_for_rounding,
+)
 
 Observations = np.ndarray | dict[str, np.ndarray]
-
-_DISTRIBUTION_METHODS = ("sample", "mode", "get_actions", "log_prob", "proba_distribution")
 
 
 class ActingMLP:
@@ -174,7 +179,7 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
         yield vars(policy), name, getattr(policy, name)
     for name in POLICY_METHODS:
         yield vars(policy), name, None
-    for name in _DISTRIBUTION_METHODS:
+    for name in DISTRIBUTION_METHODS:
         yield vars(policy.action_dist), name, None
     for module in policy.modules():
         yield vars(module), "forward", None

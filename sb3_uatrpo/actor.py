@@ -55,7 +55,7 @@ class Actor:
         """
         acting = set(self.params)
         sizes = [param.numel() if param in acting else 0 for param in self.policy.parameters()]
-        return th.tensor(sizes, dtype=th.float64)
+        return th.tensor(sizes, dtype=th.float64, device="cpu")
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
@@ -69,9 +69,10 @@ class Actor:
         not affected.
         """
         training, distribution = self.policy.training, self.policy.action_dist
-        self.policy.set_training_mode(False)
-        self.policy.action_dist = unchecked(distribution)
+        # an interrupt may come at any time
         try:
+            self.policy.set_training_mode(False)
+            self.policy.action_dist = unchecked(distribution)
             # a plain MLP has no attention, and the mode would intercept every call of torch
             attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
             with self._gradient_hooks.set_aside(), attention:

@@ -11,6 +11,13 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import TensorDict
 
 
+class NonFiniteRolloutError(FloatingPointError, ValueError):
+    """
+    The rollout contains NaN or infinity. It is a ``ValueError`` too, as torch's errors about such parameters are, so
+    that RL Zoo prunes the trial of a search instead of ending the search.
+    """
+
+
 @dataclass(frozen=True)
 class Batch:
     """
@@ -64,7 +71,7 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     :param normalize_advantage: standardise the advantages over the batch
     :return: the batch, of n = n_steps·n_envs steps
     :raises AssertionError: if the buffer is not full, as in Stable-Baselines3's own buffers
-    :raises FloatingPointError: if an observation, reward, advantage or return is NaN or infinite
+    :raises NonFiniteRolloutError: if an observation, reward, advantage or return is NaN or infinite
     """
     assert rollout_buffer.full, (
         f"the rollout buffer holds {rollout_buffer.pos} of {rollout_buffer.buffer_size} steps: an update needs all"
@@ -135,7 +142,7 @@ def _check_finite(rollout_buffer: RolloutBuffer) -> None:
             flattened = rollout_buffer.generator_ready and name != "rewards"
             env, step = divmod(where[0], rollout_buffer.buffer_size) if flattened else (where[1], where[0])
             what = f"{name}[{key!r}]" if key else name
-            raise FloatingPointError(
+            raise NonFiniteRolloutError(
                 f"The rollout's {what} are not finite: {array[where]} at timestep {step} of environment {env}. "
                 "Nothing was updated: policy, critic and sketch are those of the last update."
             )

@@ -195,7 +195,7 @@ def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
 
     def first(array: np.ndarray) -> th.Tensor:
         rows = array if rollout_buffer.generator_ready else array.reshape(-1, *array.shape[2:])
-        return th.as_tensor(rows[:n_rows])
+        return th.as_tensor(rows[:n_rows], device=rollout_buffer.device)
 
     observations: Any = rollout_buffer.observations
     if isinstance(observations, dict):

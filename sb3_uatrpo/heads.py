@@ -244,6 +244,10 @@ _UNCHECKED: dict[type[Distribution], type[Distribution]] = {
 }
 
 
+#: Stable-Baselines3's methods, as they are before anybody replaces them in its classes
+_OWN_PARAMETERS = {kind: kind.proba_distribution for kind in _UNCHECKED}
+
+
 def unchecked(distribution: Any) -> Any:
     """
     A copy of a distribution that accepts parameters that are not finite, instead of raising an error.
@@ -252,8 +256,10 @@ def unchecked(distribution: Any) -> Any:
     finite. torch itself can switch its checks off only for the whole process, other threads included.
 
     :param distribution: one that ``head_of`` accepts; it is not changed
-    :return: the copy
+    :return: the copy; a plain one if the method of Stable-Baselines3's class that sets the parameters was replaced
     """
     twin = copy.copy(distribution)
-    twin.__class__ = _UNCHECKED[type(distribution)]
+    kind = type(distribution)
+    if kind.proba_distribution is _OWN_PARAMETERS[kind]:
+        twin.__class__ = _UNCHECKED[kind]
     return twin

@@ -50,9 +50,9 @@ class GradientHooks:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Within this context, no hook is called but global ones, on which other threads may rely."""
-        for owner, name, _, empty in self._kept:
-            setattr(owner, name, empty())
         try:
+            for owner, name, _, empty in self._kept:
+                setattr(owner, name, empty())
             yield
         finally:
             for owner, name, hooks, _ in self._kept:
@@ -61,9 +61,9 @@ class GradientHooks:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Within ``set_aside``: the hooks are called again in this context."""
-        for owner, name, hooks, _ in self._kept:
-            setattr(owner, name, hooks)
         try:
+            for owner, name, hooks, _ in self._kept:
+                setattr(owner, name, hooks)
             yield
         finally:
             for owner, name, _, empty in self._kept:

@@ -33,12 +33,8 @@ from sb3_uatrpo.core.layers import Layer
 from sb3_uatrpo.heads import Head
 from sb3_uatrpo.hooks import forward_hooks
 
-_DISTRIBUTIONS = (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-)
+#: What acting and updates use of a distribution.
+DISTRIBUTION_METHODS = ("sample", "mode", "get_actions", "log_prob", "proba_distribution")
 #: Elementwise activations that have no parameters.
 _ACTIVATIONS = (
     nn.CELU,
@@ -58,20 +54,33 @@ _ACTIVATIONS = (
     nn.Softsign,
     nn.Tanh,
 )
-#: Methods as Stable-Baselines3 has them, before anybody replaces them in its class. A policy with another one may do
-#: more than its layers do.
-POLICY_METHODS = {
-    name: getattr(ActorCriticPolicy, name)
-    for name in (
-        "__call__",
-        "forward",
-        "get_distribution",
-        "evaluate_actions",
-        "predict_values",
-        "extract_features",
-        "_get_action_dist_from_latent",
+
+
+def _methods(kind: type, names: Iterable[str]) -> list[Any]:
+    return [getattr(kind, name, None) for name in names]
+
+
+#: The methods as Stable-Baselines3 has them, before anybody replaces them in its classes.
+_DISTRIBUTIONS = {
+    kind: _methods(kind, DISTRIBUTION_METHODS)
+    for kind in (
+        BernoulliDistribution,
+        CategoricalDistribution,
+        DiagGaussianDistribution,
+        MultiCategoricalDistribution,
     )
 }
+#: Those of the policy. One with another one may do more than its layers do.
+POLICY_METHODS = (
+    "__call__",
+    "forward",
+    "get_distribution",
+    "evaluate_actions",
+    "predict_values",
+    "extract_features",
+    "_get_action_dist_from_latent",
+)
+_POLICY = _methods(ActorCriticPolicy, POLICY_METHODS)
 #: Largest difference that counts as rounding, relative to the largest output: far above what another order of summation
 #: changes in float32, and far below any deliberate change.
 _RELATIVE_TOLERANCE = 1e-4
@@ -132,10 +141,7 @@ class PlainMLP:
         :param policy: any policy
         :return: the policy taken apart, or None if it is no standard MLP
         """
-        if not all(
-            getattr(type(policy), name, None) is method and name not in vars(policy)
-            for name, method in POLICY_METHODS.items()
-        ):
+        if _methods(type(policy), POLICY_METHODS) != _POLICY or vars(policy).keys() & set(POLICY_METHODS):
             return None
         extractor = policy.mlp_extractor
         features_extractors = (policy.pi_features_extractor, policy.vf_features_extractor)
@@ -143,7 +149,7 @@ class PlainMLP:
             type(extractor) is not MlpExtractor
             or {"forward_actor", "forward_critic"} & vars(extractor).keys()
             or any(type(net) is not nn.Sequential for net in (extractor.policy_net, extractor.value_net))
-            or type(policy.action_dist) not in _DISTRIBUTIONS
+            or _DISTRIBUTIONS.get(type(policy.action_dist)) != _methods(type(policy.action_dist), DISTRIBUTION_METHODS)
             or any(hasattr(type(policy.action_dist), name) for name in vars(policy.action_dist))
             or any(True for features in features_extractors for _ in features.parameters())
         ):

@@ -29,7 +29,7 @@ class StepWriter:
 
     def __init__(self, rollout_buffer: RolloutBuffer) -> None:
         self._buffer = rollout_buffer
-        self._not_evaluated = th.zeros(rollout_buffer.n_envs)
+        self._not_evaluated = th.zeros(rollout_buffer.n_envs, device="cpu")
         #: whether steps are written directly; None until the first step has been compared
         self._is_direct = None if _is_sb3s_own(rollout_buffer, "add") else False
 
@@ -149,7 +149,7 @@ def _recursion_is_proven() -> bool:
     ):
         for buffer in (ours, theirs):
             setattr(buffer, name, drawn.astype(np.float32))
-    last_values, dones = th.tensor([[0.5], [-0.5]]), np.array([True, False])
+    last_values, dones = th.tensor([[0.5], [-0.5]], device="cpu"), np.array([True, False])
     _recursion(ours, last_values, dones)
     _OWN_METHODS["compute_returns_and_advantage"](theirs, last_values=last_values, dones=dones)
     return all(

@@ -192,7 +192,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
         """
         Update the policy from the rollout buffer: one trust region step of the actor, then epochs of the critic.
 
-        :raises FloatingPointError: if the rollout contains NaN or infinity, before anything has changed
+        :raises NonFiniteRolloutError: if the rollout contains NaN or infinity, before anything has changed; it is a
+            ``FloatingPointError`` and a ``ValueError``
         """
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         actor = Actor(self.policy, self._fast_path)

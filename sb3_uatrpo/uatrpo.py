@@ -245,9 +245,10 @@ class UATRPO(TrustRegionAlgorithm):
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
         # A moving average never recovers from a NaN. isfinite would copy both matrices.
         extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])
-        if not bool(extremes.isfinite().all()):
+        coefficient = self._coefficient(estimates)
+        if not (bool(extremes.isfinite().all()) and coefficient <= th.finfo(sketch.dtype).max):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
-        statistic = sketch.update(fisher, covariance, self._coefficient(estimates))
+        statistic = sketch.update(fisher, covariance, coefficient)
         found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver, self.shrinkage)
         return Direction(
             found.vector, {**diagnostics, "subspace_rank": found.rank}, isotropic_curvature=found.isotropic_curvature

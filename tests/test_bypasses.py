@@ -13,6 +13,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
@@ -24,7 +25,9 @@ from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests import helpers
 from tests.helpers import ACTION_SPACES, NoiseEnv, collect, make_model, spread_out
+from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
+from tests.test_update import check_updates
 from tests.test_user_additions import as_sb3, small
 
 
@@ -545,3 +548,59 @@ def test_global_hooks_on_gradients_see_every_minibatch():
     finally:
         handle.remove()
     assert len(seen) >= model.n_critic_updates * -(-model.n_steps // model.batch_size)
+
+
+# ------------------------------------------------------------------------------------------------------- whole updates
+
+
+@pytest.mark.parametrize("kind", [DiagGaussianDistribution, CategoricalDistribution])
+def test_updates_honour_what_replaces_the_parameters_of_a_distribution(kind, monkeypatch):
+    own = kind.proba_distribution
+
+    def squeezed(self, *args, action_logits=None):
+        outputs, *log_std = args or (action_logits,)
+        return own(self, outputs.tanh(), *(part.clamp(-1.0, 0.1) for part in log_std))
+
+    monkeypatch.setattr(kind, "proba_distribution", squeezed)
+    action_space = "box" if kind is DiagGaussianDistribution else "discrete"
+    check_updates(small(action_space, policy=DoublePolicy, n_envs=2), n_updates=2)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("plain", [True, False])
+def test_torchs_search_for_nan_changes_nothing(cls, plain):
+    found = []
+    for detects in (False, True):
+        model = make_model(cls, "box", double=False, **({"n_projections": 8} if cls is UATRPO else {}))
+        recognise = PlainMLP.recognise if plain else lambda policy: None
+        with (
+            mock.patch.object(PlainMLP, "recognise", staticmethod(recognise)),
+            th.autograd.set_detect_anomaly(detects),
+        ):
+            model.learn(2 * model.n_steps)
+        found.append(nn.utils.parameters_to_vector(model.policy.parameters()))
+    th.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_the_default_device_is_not_that_of_a_model_with_its_own(cls):
+    """There is no other device here than one without memory, which fails wherever it is used."""
+    env = DummyVecEnv([lambda: NoiseEnv(ACTION_SPACES["box"])])
+    model = cls("MlpPolicy", env, n_steps=32, batch_size=16, device="cpu")
+    with th.device("meta"):
+        model.learn(64)
+    assert not any(param.is_meta for param in model.policy.parameters())
+
+
+def test_an_overflowing_penalty_refuses_the_update():
+    model = small(uncertainty_coef=1e300)
+    collect(model)
+    before = nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+    sketch = model.sketch
+    with pytest.warns(UserWarning, match="left the policy unchanged"):
+        model.train()
+    actor = before[: len(before)] == nn.utils.parameters_to_vector(model.policy.parameters())
+    assert actor[: model.policy.log_std.numel()].all()
+    assert not sketch.y_fisher.any()
+    assert sketch.ema_weight.item() == 0.0

@@ -112,6 +112,17 @@ def test_any_saved_model_is_watched(tmp_path):
     (tmp_path / "other.pkl").rename(tmp_path / "models" / "cartpole.pkl")
     found = run(tmp_path, *words)
     assert "statistics of VecNormalize: models/cartpole.pkl" in found
+    # as train_mujoco.py and CheckpointCallback name them
+    for file in (
+        "best_model.zip", "best_vecnormalize.pkl", "rl_model_200_steps.zip", "rl_model_vecnormalize_200_steps.pkl"
+    ):  # fmt: skip
+        shutil.copy(tmp_path / "models" / f"cartpole{Path(file).suffix}", tmp_path / "models" / file)
+    for model_file, statistics in (
+        ("best_model", "best_vecnormalize"),
+        ("rl_model_200_steps", "rl_model_vecnormalize_200_steps"),
+    ):
+        said = run(tmp_path, words[0], f"models/{model_file}.zip", *words[2:], "--n-episodes", "1")
+        assert f"statistics of VecNormalize: models/{statistics}.pkl" in said
     # observations 100 below the mean are all clipped to the same
     assert named.splitlines()[1:] == found.splitlines()[1:] != without.splitlines()[1:]
 

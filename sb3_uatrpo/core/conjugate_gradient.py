@@ -1,5 +1,6 @@
 """Conjugate gradients for the matched TRPO baseline (Schulman et al., 2015, Appendix C)."""
 
+import math
 from collections.abc import Callable
 
 import torch as th
@@ -23,9 +24,14 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
     :return: x, shape ``(d,)``; zero if b is zero or not finite
     """
     x = th.zeros_like(rhs)
-    residual = rhs.clone()
-    direction = rhs.clone()
-    squared_norm = rhs.dot(rhs)
+    largest = rhs.abs().max().item() if rhs.numel() else 0.0
+    if not 0.0 < largest < math.inf:
+        return x
+    # a power of two, by which numbers are divided exactly: squares of small or large numbers would leave the range
+    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+    residual = rhs / scale
+    direction = residual.clone()
+    squared_norm = residual.dot(residual)
     target = RESIDUAL_TOLERANCE * squared_norm
     for _ in range(max_steps):
         if not squared_norm > target:
@@ -39,4 +45,4 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
         residual = residual - step * image
         previous, squared_norm = squared_norm, residual.dot(residual)
         direction = residual + (squared_norm / previous) * direction
-    return x
+    return x * scale

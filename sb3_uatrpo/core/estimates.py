@@ -16,7 +16,7 @@ also in reverse mode. Both use one ordinary graph of the policy, so any network 
 The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -31,6 +31,29 @@ PRODUCT_STEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
 #: Products process columns in chunks whose temporaries take about this many bytes.
 COLUMN_BYTES = 12 * 2**20
+
+
+def batched_grad(
+    outputs: Sequence[th.Tensor], inputs: Sequence[th.Tensor], cotangents: Sequence[th.Tensor]
+) -> list[th.Tensor | None]:
+    """
+    Gradients along c cotangents at once. The graph is kept.
+
+    :param outputs: tensors to differentiate
+    :param inputs: tensors to differentiate with respect to
+    :param cotangents: for each output, c cotangents along a new first dimension
+    :return: for each input, c gradients along a new first dimension; None if no output depends on it
+    """
+    if not th.is_anomaly_check_nan_enabled():
+        return list(
+            th.autograd.grad(outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True)
+        )
+    # torch's search for NaN reads numbers, which it cannot do along several cotangents at once
+    single = [
+        th.autograd.grad(outputs, inputs, [part[i] for part in cotangents], retain_graph=True, allow_unused=True)
+        for i in range(len(cotangents[0]))
+    ]
+    return [None if parts[0] is None else th.stack(parts) for parts in zip(*single, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -56,9 +79,7 @@ class Linearization:
         :param cotangents: U, shape ``(c, n, k)``
         :return: shape ``(d, c)``, column-major
         """
-        gradients = th.autograd.grad(
-            self.head, self.params, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
-        )
+        gradients = batched_grad([self.head], self.params, [cotangents])
         # autograd returns None for a parameter that none of these steps uses
         rows = [
             cotangents.new_zeros(len(cotangents), param.numel()) if part is None else part.reshape(len(cotangents), -1)
@@ -85,7 +106,8 @@ class Linearization:
         rows = tangents.T
         pieces = rows.split([param.numel() for param in self.params], dim=1)
         cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape) for i in places]
-        (products,) = th.autograd.grad(pulled, u, cotangents, is_grads_batched=True, retain_graph=True)
+        (products,) = batched_grad(pulled, [u], cotangents)
+        assert products is not None
         return products
 
     def samples(self) -> th.Tensor:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch as th
 
-from sb3_uatrpo.core.estimates import COLUMN_BYTES, Linearization
+from sb3_uatrpo.core.estimates import COLUMN_BYTES, Linearization, batched_grad
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,8 @@ class LayeredLinearization(Linearization):
         n, k = self.head.shape
         units = th.eye(k, dtype=self.head.dtype, device=self.head.device)[:, None].expand(k, n, k)
         outputs = [layer.outputs for layer in self.layers if layer.jacobian is None]
-        found = iter(
-            th.autograd.grad(self.head, outputs, units, is_grads_batched=True, retain_graph=True) if outputs else ()
-        )
+        jacobians = batched_grad([self.head], outputs, [units]) if outputs else []
+        found = iter(part for part in jacobians if part is not None)
         return [
             next(found).transpose(0, 1).contiguous() if layer.jacobian is None else layer.jacobian
             for layer in self.layers

@@ -32,24 +32,35 @@ class Sketch:
         self.shape = (n_params, n_projections)
         #: how many of the d coordinates belong to each parameter of the policy, once known; floating point, as all of
         #: the state but the generator's
-        self.layout = th.zeros(0, dtype=th.float64)
+        self.layout = th.zeros(0, dtype=th.float64, device="cpu")
         self.ema_beta = ema_beta
         self.dtype = dtype
         self.device = device
         self.generator = th.Generator().manual_seed(seed)
         self._clear()
 
-    def _clear(self) -> None:
-        self.omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
-        self._clear_averages()
+    # Matrices that belong together are replaced in one call, so that neither an interrupt nor a lack of memory can
+    # leave some of them behind.
 
-    def _clear_averages(self) -> None:
-        # as large as Ω, and column-major like it
-        average = self.omega if self.ema_beta > 0.0 else self.omega[:0, :0]
-        self.y_fisher = th.zeros_like(average)
-        self.y_covariance = th.zeros_like(average)
-        # 1 - β^k after k updates: the total weight in an average that started at zero
-        self.ema_weight = th.zeros(1, dtype=th.float64)
+    omega: th.Tensor
+    y_fisher: th.Tensor
+    y_covariance: th.Tensor
+    #: 1 - β^k after k updates: the total weight in an average that started at zero
+    ema_weight: th.Tensor
+
+    def _clear(self) -> None:
+        omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
+        vars(self).update(omega=omega, **self._zeros(omega, self.ema_beta))
+
+    @staticmethod
+    def _zeros(omega: th.Tensor, ema_beta: float) -> dict[str, th.Tensor]:
+        """Averages of nothing: as large as Ω, and column-major like it."""
+        average = omega if ema_beta > 0.0 else omega[:0, :0]
+        return {
+            "y_fisher": th.zeros_like(average),
+            "y_covariance": th.zeros_like(average),
+            "ema_weight": th.zeros(1, dtype=th.float64, device="cpu"),
+        }
 
     @property
     def n_bytes(self) -> int:
@@ -70,9 +81,9 @@ class Sketch:
         """Draw Ω, standard Gaussian, unless it has been drawn already."""
         if self.omega.numel() > 0:
             return
-        omega = th.randn(self.shape[1], self.shape[0], generator=self.generator, dtype=self.dtype)
-        self.omega = omega.to(self.device).T
-        self._clear_averages()
+        rows = th.randn(self.shape[1], self.shape[0], generator=self.generator, dtype=self.dtype, device="cpu")
+        omega = rows.to(self.device).T
+        vars(self).update(omega=omega, **self._zeros(omega, self.ema_beta))
 
     def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float) -> None:
         """
@@ -85,10 +96,9 @@ class Sketch:
         shape = (int(layout.sum()), n_projections)
         if shape != self.shape or (len(self.layout) > 0 and not th.equal(layout, self.layout)):
             self.resize(*shape)
-        self.layout = layout
-        averaged, self.ema_beta = self.ema_beta > 0.0, ema_beta
-        if averaged != (ema_beta > 0.0):
-            self._clear_averages()
+        keeps_averages = (self.ema_beta > 0.0) == (ema_beta > 0.0)
+        averages = {} if keeps_averages else self._zeros(self.omega, ema_beta)
+        vars(self).update(layout=layout, ema_beta=ema_beta, **averages)
 
     def resize(self, n_params: int, n_projections: int) -> None:
         """
@@ -125,9 +135,9 @@ class Sketch:
         """
         if self.ema_beta == 0.0:
             return fisher.add_(covariance, alpha=coefficient)
-        self.y_fisher.lerp_(fisher, 1.0 - self.ema_beta)
-        self.y_covariance.lerp_(covariance, 1.0 - self.ema_beta)
-        self.ema_weight.lerp_(th.ones_like(self.ema_weight), 1.0 - self.ema_beta)
+        averages = [self.y_fisher, self.y_covariance, self.ema_weight]
+        # one call, which no interrupt divides
+        th._foreach_lerp_(averages, [fisher, covariance, th.ones_like(self.ema_weight)], 1.0 - self.ema_beta)
         return th.add(self.y_fisher, self.y_covariance, alpha=coefficient, out=fisher).div_(self.ema_weight.item())
 
     def state_dict(self) -> dict[str, th.Tensor]:
@@ -185,4 +195,4 @@ class Sketch:
         expected_shape = self.omega.shape if self.ema_beta > 0.0 else (0, 0)
         if self.y_fisher.shape != expected_shape or self.y_covariance.shape != expected_shape:
             # saved with averages and loaded without, or vice versa
-            self._clear_averages()
+            vars(self).update(self._zeros(self.omega, self.ema_beta))

@@ -22,6 +22,17 @@ def test_conjugate_gradient_solves_and_does_not_depend_on_scale(seed, scale):
     assert np.linalg.norm(x - expected) <= 1e-3 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("exponent", [-100, -40, 0, 40, 100])
+def test_the_squares_of_single_precision_do_not_bound_the_scale(exponent):
+    """Powers of two change no digit."""
+    A = th.diag(th.arange(1.0, 5.0))
+    b = th.tensor([1.0, -2.0, 0.5, 3.0])
+    scale = 2.0**exponent
+    assert th.equal(
+        conjugate_gradient(lambda p: A @ p, scale * b, 3), scale * conjugate_gradient(lambda p: A @ p, b, 3)
+    )
+
+
 def test_conjugate_gradient_stops_after_max_steps():
     A = th.diag(th.arange(1.0, 11.0))
     products = []
