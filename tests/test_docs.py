@@ -68,7 +68,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for found in (
         'href="results.html"',
         'href="rl_zoo.html#the-start-up-hook"',
-        "_images/kl_ratio.png",
+        "_images/kl_ratio_over_training.png",
         "_images/agents.gif",
     ):
         assert found in front
