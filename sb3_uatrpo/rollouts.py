@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_uatrpo.acting import ActingMLP
+from sb3_uatrpo.batch import rows_of
 from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage
@@ -106,14 +107,18 @@ class DeferredEvaluation:
     def fill(self) -> None:
         """Write into the buffer the values and log-probabilities of all steps where no callback has read them."""
         n_envs, steps, unread = self._buffer.n_envs, self._steps, self._unread
-        n_steps = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step) // n_envs)
+        n_rows = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
+        n_steps = max(1, n_rows // n_envs)
         for start in range(0, len(steps), n_steps):
             some = steps[start : start + n_steps]
             observations = _joined([step.observations for step in some])
-            values, log_probs = self._acting.evaluate(observations, np.concatenate([step.actions for step in some]))
+            actions = np.concatenate([step.actions for step in some])
+            # a single step may have more rows, one for each environment
+            parts = [slice(row, row + n_rows) for row in range(0, len(actions), n_rows)]
+            found = [self._acting.evaluate(rows_of(observations, part), actions[part]) for part in parts]
             places = unread[start : start + n_steps]
-            self._buffer.values[places] = values.numpy().reshape(-1, n_envs)
-            self._buffer.log_probs[places] = log_probs.numpy().reshape(-1, n_envs)
+            values, log_probs = (th.cat(numbers).numpy().reshape(-1, n_envs) for numbers in zip(*found, strict=True))
+            self._buffer.values[places], self._buffer.log_probs[places] = values, log_probs
         self._steps, self._unread, self._n_bytes = [], [], 0
 
 

@@ -149,7 +149,16 @@ def test_what_is_read_after_the_policy_moved_is_of_the_policy_that_acted(case):
 def test_how_many_rows_are_evaluated_at_once_does_not_matter(rows, n_envs, monkeypatch):
     whole, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
+    evaluate, sizes = module.ActingMLP.evaluate, []
+
+    def measured(self, observations, actions):
+        sizes.append(len(actions))
+        return evaluate(self, observations, actions)
+
+    monkeypatch.setattr(module.ActingMLP, "evaluate", measured)
     cut, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
+    # even if one step has more; the first call is the proof at the rollout's start, the last for the locals at its end
+    assert max(sizes[1:-1]) <= rows
     assert_same_buffers(cut.rollout_buffer, whole.rollout_buffer)
 
 
