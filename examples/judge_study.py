@@ -6,11 +6,15 @@ Which method is better on which task? Applies the rule of docs/results.md to the
 It prints a table of all runs. Then it compares the means and the 20%-CVaRs of two methods' final returns on each task,
 by bootstrap intervals over runs. Holm's method corrects *better* and *worse* for the number of tasks. ``--noise 1``
 judges the runs with adversarial noise.
+
+A variant of an algorithm, such as ``uatrpo_shrinkage, uncertainty_coef=0``, is a method of its own. After the pairs of
+the rule, each variant is compared with its algorithm and with the methods of the rule.
 """
 
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,11 +31,13 @@ from sb3_uatrpo.study import (
     standard_error,
 )
 
+# The pairs of the rule
 PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
 KAPPA = 0.2
 ALPHA = 0.05
 # "no worse": at its lower end, the interval allows a loss of less than this fraction of the other's mean
 MARGIN = 0.1
+RELATIVE = "of the other's mean"
 
 Difference = Callable[..., Estimate]
 STATISTICS: dict[str, Difference] = {
@@ -40,13 +46,26 @@ STATISTICS: dict[str, Difference] = {
 }
 
 
-def finished(records: list[Record]) -> dict[tuple[str, str, str], list[Record]]:
-    """All finished runs by variant, task and algorithm, in the order of their seeds."""
-    found: dict[tuple[str, str, str], list[Record]] = {}
+# Task and method
+Key = tuple[str, str]
+
+
+def finished(records: list[Record], noise: str) -> dict[Key, list[Record]]:
+    """The finished runs with this noise (``"noise=1"``, or ``""``) by task and method, in the order of their seeds."""
+    found: dict[Key, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.spec.seed):
-        if record.status == "done":
-            found.setdefault((record.spec.variant, record.spec.env_id, record.spec.algo), []).append(record)
+        changes = [change for change in record.spec.variant.split(",") if change]
+        if record.status == "done" and noise == next((each for each in changes if each.startswith("noise=")), ""):
+            method = ", ".join([record.spec.algo, *(change for change in changes if change != noise)])
+            found.setdefault((record.spec.env_id, method), []).append(record)
     return found
+
+
+def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
+    """The pairs of the rule; then ``uatrpo_shrinkage`` and each variant's own algorithm against the variant."""
+    variants = sorted(method for method in methods if "," in method)
+    others = [(first, variant) for variant in variants for first in (variant.partition(",")[0], "uatrpo_shrinkage")]
+    return [*PAIRS, *dict.fromkeys(pair for pair in others if pair[0] in methods)]
 
 
 def final_returns(runs: list[Record]) -> np.ndarray:
@@ -55,10 +74,15 @@ def final_returns(runs: list[Record]) -> np.ndarray:
     )
 
 
-def overview(groups: Mapping[tuple[str, str, str], list[Record]]) -> str:
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def overview(groups: Mapping[Key, list[Record]]) -> str:
     """A row for each method on each task: final returns over runs, and proposed steps over all their updates."""
     rows = []
-    for (variant, task, algo), runs in sorted(groups.items()):
+    for (task, method), runs in sorted(groups.items()):
         returns = final_returns(runs)
         worst_runs = bootstrap_cvar(returns, KAPPA)
         # one run has neither an error nor an interval
@@ -72,8 +96,7 @@ def overview(groups: Mapping[tuple[str, str, str], list[Record]]) -> str:
         rows.append(
             {
                 "task": task,
-                "variant": variant or "–",
-                "method": algo,
+                "method": method,
                 "N": len(returns),
                 "final return": f"{returns.mean():,.0f}{error}",
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
@@ -83,8 +106,7 @@ def overview(groups: Mapping[tuple[str, str, str], list[Record]]) -> str:
                 "mean proposed KL": f"{np.nanmean(proposed):.4f}",
             }
         )
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return markdown(rows)
 
 
 def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Difference) -> pd.DataFrame:
@@ -124,11 +146,24 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
                 "difference": float(estimate.value),
                 "low": float(estimate.low),
                 "high": float(estimate.high),
-                "of the other's mean": float(estimate.value / abs(y.mean())),
+                RELATIVE: float(estimate.value / abs(y.mean())),
                 "verdict": verdict,
             }
         )
     return pd.DataFrame(rows).set_index("task")
+
+
+def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
+    """A row for each pair of methods: the verdict on each task, and the difference relative to the other's mean."""
+    tasks = sorted({task for table in verdicts.values() for task in table.index})
+    rows = []
+    for (ours, theirs), table in verdicts.items():
+        row = {"first against second": f"{ours} against {theirs}"}
+        for task in tasks:
+            judged = table.loc[task] if task in table.index else None
+            row[task] = "–" if judged is None else f"{judged.verdict} ({judged[RELATIVE]:+.0%})"
+        rows.append(row)
+    return markdown(rows)
 
 
 def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
@@ -155,13 +190,14 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         parser.error(f"--folder: there are no records in {options.folder / 'records'}")
     for path, reason in bad:
         print(f"left out {path.name}: {reason}")
-    groups = finished(records)
+    groups = finished(records, f"noise={options.noise:g}" if options.noise else "")
+    if not groups:
+        parser.error(f"--noise: there are no finished runs with noise {options.noise:g} in {options.folder}")
     print(overview(groups))
-    variant = f"noise={options.noise:g}" if options.noise else ""
-    returns = {(task, algo): final_returns(runs) for (name, task, algo), runs in groups.items() if name == variant}
+    returns = {key: final_returns(runs) for key, runs in groups.items()}
     by_mean: dict[tuple[str, str], pd.DataFrame] = {}
-    for ours, theirs in PAIRS:
-        tasks = sorted({env_id for env_id, algo in returns if algo == ours and (env_id, theirs) in returns})
+    for ours, theirs in pairs_of({method for _, method in returns}):
+        tasks = sorted({task for task, method in returns if method == ours and (task, theirs) in returns})
         samples = {task: (returns[task, ours], returns[task, theirs]) for task in tasks}
         if not samples:
             print(f"\n{ours} against {theirs}: no task has runs of both")
@@ -172,7 +208,10 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
                 by_mean[ours, theirs] = table
             print(f"\n{ours} against {theirs}, {name} of the final returns")
             print(table.to_string(float_format=lambda value: f"{value:,.2f}" if abs(value) < 10 else f"{value:,.0f}"))
-    if len(by_mean) == len(PAIRS):
+    if by_mean:
+        print(f"\nThe means in short\n{summary(by_mean)}")
+    # the rule is about the plain algorithms
+    if not options.noise and by_mean.keys() >= set(PAIRS):
         print(f"\n{recommendation(by_mean)}")
     return by_mean
 

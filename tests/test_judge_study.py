@@ -10,7 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from judge_study import STATISTICS, judge, main, recommendation
 
-from sb3_uatrpo.study import difference_of_means, final_return, read_records
+from sb3_uatrpo.study import difference_of_means, final_return, read_records, write_record
+from tests.study.synthetic import make_record
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,13 +91,51 @@ def test_the_table_of_all_runs(capsys):
     chosen = [r for r in records if (r.spec.algo, r.spec.env_id) == ("uatrpo_shrinkage", "Hopper-v4")]
     returns = [final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in chosen]
     ratios = np.concatenate([np.array(r.updates["kl_ratio"], dtype=float) for r in chosen])
-    (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | – | uatrpo_shrinkage |")]
+    (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | uatrpo_shrinkage |")]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[3] == "4"
-    assert cells[4] == f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}"
+    assert cells[2] == "4"
+    assert cells[3] == f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}"
     # one fifth of four runs is a part of the worst
-    assert cells[5].startswith(f"{min(returns):,.0f} (")
-    assert cells[6] == f"{min(returns):,.0f}"
-    assert cells[7] == f"{np.nanmedian(ratios):.2f}"
-    assert cells[8] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
+    assert cells[4].startswith(f"{min(returns):,.0f} (")
+    assert cells[5] == f"{min(returns):,.0f}"
+    assert cells[6] == f"{np.nanmedian(ratios):.2f}"
+    assert cells[7] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
     assert "no task has runs of both" in printed
+
+
+def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, capsys):
+    levels = {
+        ("uatrpo", ""): 100.0,
+        ("uatrpo_shrinkage", ""): 200.0,
+        ("uatrpo_shrinkage", "uncertainty_coef=0"): 400.0,
+        ("trpo_matched", "noise=1"): 50.0,
+        ("uatrpo_shrinkage", "noise=1,uncertainty_coef=0"): 300.0,
+    }
+    for (algo, variant), final in levels.items():
+        for seed in range(3):
+            write_record(make_record(algo, seed=seed, final=final + seed, variant=variant), tmp_path / "records")
+
+    def judged(*arguments: str) -> tuple[list[list[str]], list[str]]:
+        main(["--folder", str(tmp_path), *arguments])
+        lines = capsys.readouterr().out.splitlines()
+        table = [[cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith("| Hopper")]
+        return table, [line for line in lines if "mean of the final" in line]
+
+    table, compared = judged()
+    assert table == [
+        ["uatrpo", "3", "101 ± 1"],
+        ["uatrpo_shrinkage", "3", "201 ± 1"],
+        ["uatrpo_shrinkage, uncertainty_coef=0", "3", "401 ± 1"],
+    ]
+    assert compared == [
+        "uatrpo_shrinkage against uatrpo, mean of the final returns",
+        "uatrpo_shrinkage against uatrpo_shrinkage, uncertainty_coef=0, mean of the final returns",
+    ]
+    main(["--folder", str(tmp_path)])
+    assert "| uatrpo_shrinkage against uatrpo | better (+99%) |" in capsys.readouterr().out
+    table, compared = judged("--noise", "1")
+    assert [method for method, *_ in table] == ["trpo_matched", "uatrpo_shrinkage, uncertainty_coef=0"]
+    assert compared == []
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path), "--noise", "2"])
+    assert "no finished runs with noise 2" in capsys.readouterr().err
