@@ -31,9 +31,10 @@ SEED = 2_000_000
 PAGE = """\
 # Agents
 
-Each agent is that of one run with a seed fixed beforehand, whatever its return. The link leads to its model card.
-Returns of deterministic episodes are mean and standard deviation. At the end of training, the return is the mean over
-the last tenth of the steps, with sampled actions.
+Each agent comes from the run with seed {seed}. The seed was fixed beforehand, so no agent was chosen for its return.
+The link leads to the model card. Returns of deterministic episodes are mean and standard deviation; they vary with the
+environment's seed, which is {evaluation_seed} here. At the end of training, the return is the mean over the last tenth
+of the steps, with sampled actions.
 
 {table}
 
@@ -69,7 +70,7 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
     rows = [
         ("training", f"{spec.n_timesteps:,} steps, seed {spec.seed}"),
         ("mean training return over the last tenth of the steps", f"{training_return(record):,.0f}"),
-        (f"return over {len(returns)} deterministic episodes", mean_and_deviation(returns)),
+        (f"return over {len(returns)} deterministic episodes, environment seed {SEED}", mean_and_deviation(returns)),
         ("lowest and highest of them", f"{returns.min():,.0f} and {returns.max():,.0f}"),
         *((f"`{name}`", f"`{value}`") for name, value in sorted(spec.hyperparameters.items())),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
@@ -88,7 +89,7 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
 
 # {spec.algo} on {spec.env_id}
 
-This agent was trained with sb3_uatrpo. It is the one of seed {spec.seed}, whatever its return.
+This agent was trained with sb3_uatrpo. Its seed was fixed beforehand, so it was not chosen for its return.
 
 {table(("", ""), rows)}
 
@@ -171,7 +172,10 @@ def main(args: list[str] | None = None) -> Path:
         print(f"{copy}: {others[0]} over {len(returns)} episodes")
     header = ("task", "algorithm", f"{options.n_episodes} deterministic episodes", "end of training")
     page = options.output / "README.md"
-    page.write_text(PAGE.format(table=table(header, sorted(rows)), folder=options.output.as_posix()), encoding="utf-8")
+    text = PAGE.format(
+        seed=options.seed, evaluation_seed=SEED, table=table(header, sorted(rows)), folder=options.output.as_posix()
+    )
+    page.write_text(text, encoding="utf-8")
     return page
 
 

@@ -37,7 +37,6 @@ KAPPA = 0.2
 ALPHA = 0.05
 # "no worse": at its lower end, the interval allows a loss of less than this fraction of the other's mean
 MARGIN = 0.1
-RELATIVE = "of the other's mean"
 
 Difference = Callable[..., Estimate]
 STATISTICS: dict[str, Difference] = {
@@ -146,7 +145,7 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
                 "difference": float(estimate.value),
                 "low": float(estimate.low),
                 "high": float(estimate.high),
-                RELATIVE: float(estimate.value / abs(y.mean())),
+                "of the other's mean": float(estimate.value / abs(y.mean())),
                 "verdict": verdict,
             }
         )
@@ -154,14 +153,18 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
 
 
 def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
-    """A row for each pair of methods: the verdict on each task, and the difference relative to the other's mean."""
+    """A row for each pair of methods: on each task the verdict on the first, and the difference with its interval."""
     tasks = sorted({task for table in verdicts.values() for task in table.index})
     rows = []
     for (ours, theirs), table in verdicts.items():
         row = {"first against second": f"{ours} against {theirs}"}
         for task in tasks:
             judged = table.loc[task] if task in table.index else None
-            row[task] = "–" if judged is None else f"{judged.verdict} ({judged[RELATIVE]:+.0%})"
+            row[task] = (
+                f"{judged.verdict}: {judged.difference:+,.0f} ({judged.low:,.0f} to {judged.high:,.0f})"
+                if judged is not None
+                else "–"
+            )
         rows.append(row)
     return markdown(rows)
 
@@ -195,21 +198,24 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         parser.error(f"--noise: there are no finished runs with noise {options.noise:g} in {options.folder}")
     print(overview(groups))
     returns = {key: final_returns(runs) for key, runs in groups.items()}
-    by_mean: dict[tuple[str, str], pd.DataFrame] = {}
+    judged: dict[str, dict[Key, pd.DataFrame]] = {name: {} for name in STATISTICS}
     for ours, theirs in pairs_of({method for _, method in returns}):
         tasks = sorted({task for task, method in returns if method == ours and (task, theirs) in returns})
+        # one run has no interval
         samples = {task: (returns[task, ours], returns[task, theirs]) for task in tasks}
+        samples = {task: pair for task, pair in samples.items() if min(map(len, pair)) > 1}
         if not samples:
-            print(f"\n{ours} against {theirs}: no task has runs of both")
+            print(f"\n{ours} against {theirs}: no task has several runs of both")
             continue
         for name, difference in STATISTICS.items():
             table = judge(samples, difference)
-            if name == "mean":
-                by_mean[ours, theirs] = table
+            judged[name][ours, theirs] = table
             print(f"\n{ours} against {theirs}, {name} of the final returns")
             print(table.to_string(float_format=lambda value: f"{value:,.2f}" if abs(value) < 10 else f"{value:,.0f}"))
-    if by_mean:
-        print(f"\nThe means in short\n{summary(by_mean)}")
+    for name, by_pair in judged.items():
+        if by_pair:
+            print(f"\nIn short, {name}: verdict on the first, difference, 95% interval\n{summary(by_pair)}")
+    by_mean = judged["mean"]
     # the rule is about the plain algorithms
     if not options.noise and by_mean.keys() >= set(PAIRS):
         print(f"\n{recommendation(by_mean)}")

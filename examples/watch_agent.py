@@ -62,7 +62,8 @@ def load_agent(
     statistics = options.statistics or find_statistics(file)
     for path in filter(None, (file, statistics)):
         if not path.is_file():
-            parser.error(f"there is no file {path}")
+            hint = "; RL Zoo wrote this folder, so use its enjoy" if any(options.agent.glob("*/args.yml")) else ""
+            parser.error(f"there is no file {path}{hint}")
     cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
     model = cls.load(file, device="cpu")
     env: VecEnv = make_vec_env(options.env, seed=0, env_kwargs={"render_mode": render_mode})

@@ -91,7 +91,12 @@ def test_the_table_of_defaults_is_that_of_the_signatures():
     assert len(rows) > 15
     for name, *cells in rows:
         assert cells == [repr(of_class[name]) if name in of_class else "–" for of_class in defaults], name
-    named = {name for name, *_ in rows} | set(re.findall(r"`(\w+)`", section.split("`UATRPO` alone has")[1]))
+    alone = dict(re.findall(r"`(\w+)=([^`]+)`", section.split("`UATRPO` alone has")[1]))
+    assert len(alone) == 9
+    for name, default in alone.items():
+        assert eval(default) == defaults[0][name], name
+        assert not any(name in of_class for of_class in defaults[1:]), name
+    named = {name for name, *_ in rows} | alone.keys()
     for name in set().union(*defaults) - named:
         assert all(name in of_class and of_class[name] == defaults[0][name] for of_class in defaults), name
 

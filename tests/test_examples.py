@@ -322,6 +322,7 @@ def test_measure_large_network(tmp_path):
         ("train_mujoco.py", ["--env", "Hoper-v4"], "Hoper-v4"),
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
         ("watch_agent.py", ["nowhere"], "there is no file nowhere"),
+        ("watch_agent.py", [str(EXAMPLES.parent / "docs/agents/uatrpo/Hopper-v4_1")], "RL Zoo wrote this folder"),
         ("export_onnx.py", ["nowhere"], "there is no file nowhere"),
         ("measure_kl_ratio.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
         ("measure_direction_quality.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
