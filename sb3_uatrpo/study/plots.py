@@ -1,9 +1,9 @@
 """
 Pictures of many runs. Every ``plot_`` function takes arrays by label, draws on the given ``ax`` and returns it;
-``ax.legend()`` shows the labels. ``draw_pictures`` draws the pictures of a report, one panel for each environment and
-variant.
+``ax.legend()`` shows the labels. Its ``style`` is a result of ``styles``, so that a label looks the same in all
+pictures and in black and white; without it, the labels of this picture have styles of their own.
 
-Colours and line styles come from ``styles``, so that a label looks the same in all pictures and in black and white.
+``draw_pictures`` draws the pictures of a report, one panel for each environment and variant.
 """
 
 import math
@@ -23,8 +23,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.results import Panel, Results, evaluations, learning_curves, update_series, update_values
-from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estimate
+from sb3_uatrpo.study.results import Panel, Results, evaluations, joined, learning_curves, update_series, update_values
+from sb3_uatrpo.study.statistics import Array, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -60,12 +60,9 @@ def plot_learning_curves(
     """
     Mean over runs with its standard error, and every run as a thin line.
 
-    :param ax: where to draw
     :param curves: for each label the steps (``n_points``) and the returns (``n_runs x n_points``); NaN before a run's
         first episode. The mean begins where all runs have a value.
-    :param style: result of ``styles``
     :param ylabel: name of the returns
-    :return: ``ax``
     """
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
@@ -92,12 +89,9 @@ def plot_cvar(
     """
     κ-CVaR of the final return for all κ, with bootstrap bands. It is the mean at κ = 1, and the worst run for κ ≤ 1/n.
 
-    :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``)
-    :param style: result of ``styles``
     :param kappas: in (0, 1], ascending
     :param options: of ``statistics.bootstrap``
-    :return: ``ax``
     """
     style = style or styles(list(returns))
     x = np.asarray(kappas, dtype=np.float64)
@@ -113,12 +107,9 @@ def plot_cvar_over_training(
     """
     CVaR over runs at each step, with bootstrap bands.
 
-    :param ax: where to draw
     :param curves: as for ``plot_learning_curves``
     :param kappa: in (0, 1]
-    :param style: result of ``styles``
     :param options: of ``statistics.bootstrap``
-    :return: ``ax``
     """
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
@@ -133,10 +124,7 @@ def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | Non
     Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. The
     legend shows the shares of ratios of at least 2 and 3.
 
-    :param ax: where to draw
     :param ratios: for each label the ratios of all updates of all runs (``n_updates``)
-    :param style: result of ``styles``
-    :return: ``ax``
     """
     style = style or styles(list(ratios))
     edges = np.linspace(0, LARGEST_RATIO, 51)
@@ -165,12 +153,10 @@ def plot_kl_ratio_over_training(
     ax: Axes, ratios: Mapping[str, tuple[ArrayLike, ArrayLike]], style: Styles | None = None
 ) -> Axes:
     """
-    Median and quartiles of the KL ratio of proposed steps, over the updates in each fiftieth of the training.
+    Median and quartiles of the KL ratio of proposed steps, over the updates in each fiftieth of the training, on a
+    logarithmic axis.
 
-    :param ax: where to draw, on a logarithmic axis
     :param ratios: for each label the steps before each update and the ratios, of all runs (``n_updates`` each)
-    :param style: result of ``styles``
-    :return: ``ax``
     """
     style = style or styles(list(ratios))
     last = max(np.max(timesteps) for timesteps, _ in ratios.values())
@@ -197,12 +183,9 @@ def plot_performance_profile(
     """
     Share of runs that end above each threshold, with bootstrap bands (rliable).
 
-    :param ax: where to draw
     :param returns: for each label the final returns (``n_runs``), or comparable scores (``n_runs x n_tasks``)
-    :param style: result of ``styles``
     :param xlabel: name of the returns
     :param options: of ``statistics.performance_profile``
-    :return: ``ax``
     """
     style = style or styles(list(returns))
     every = np.concatenate([np.ravel(values) for values in returns.values()])
@@ -224,14 +207,11 @@ def plot_estimates(
     reference: float | None = None,
 ) -> Axes:
     """
-    Points with their intervals, one row for each label, the first on top.
+    Points with their intervals, one row for each label, the first on top. Without ``style``, all are drawn alike.
 
-    :param ax: where to draw
     :param estimates: for each label a number and its bounds; NaN bounds are not drawn
     :param xlabel: name of the numbers
-    :param style: result of ``styles``; without it, all are drawn alike
     :param reference: position of a vertical line, for example 0 for differences
-    :return: ``ax``
     """
     for row, (label, estimate) in enumerate(estimates.items()):
         value, low, high = (float(np.squeeze(x)) for x in estimate)
@@ -288,11 +268,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_pictures(results: Results, output: Path) -> set[str]:
-    """
-    :param results: what to show
-    :param output: folder to write to
-    :return: names of the pictures that had data to show; each is written in every one of ``FORMATS``
-    """
+    """:return: names of the pictures that had data to show; each is written in every one of ``FORMATS``"""
     drawn = set()
     with matplotlib.rc_context(STYLE):
         for name, draw in PICTURES.items():
@@ -328,20 +304,20 @@ def _draw(
     n_rows = len(env_ids) if in_rows else math.ceil(len(panels) / n_columns)
     # a single narrow panel would leave no room for the legend
     figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
-    shared: dict[str, Any] = {f"share{axis}": "row" if in_rows and axis == share else False for axis in "xy"}
+    shared: dict[str, Any] = {f"share{share}": "row"} if in_rows and share else {}
     axes = figure.subplots(n_rows, n_columns, squeeze=False, **shared)
-    empty = set(np.ndindex(axes.shape))
+    for ax in axes.flat:
+        ax.set_axis_off()
     for i, (names, content) in enumerate(panels.items()):
         place = (env_ids.index(names[0]), variants.index(names[1])) if in_rows else divmod(i, n_columns)
-        empty.remove(place)
-        draw(axes[place], content)
+        ax = axes[place]
+        ax.set_axis_on()
+        draw(ax, content)
         # a variant with several varied values may be broken between them
-        title = re.sub(",(?! )", ", ", ", ".join(filter(None, names)))
+        title = re.sub(",(?! )", ", ", joined(names))
         # matplotlib does not wrap titles: one wider than the narrowest panel would be cut off or overlap the next
-        axes[place].set_title(textwrap.fill(title, 28))
-        axes[place].tick_params(labelleft=True)
-    for place in empty:
-        axes[place].set_axis_off()
+        ax.set_title(textwrap.fill(title, 28))
+        ax.tick_params(labelleft=True)
     if legend:
         entries: dict[str, Any] = {}
         for ax in axes.flat:
@@ -362,19 +338,16 @@ def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], Any]) -> dic
     return {panel: by_label for panel, by_label in panels.items() if by_label}
 
 
-def _draw_runs(results: Results, values_of: Callable[[pd.DataFrame], Any], plot: Callable[..., Any]) -> Figure | None:
+def _draw_runs(
+    results: Results, values_of: Callable[[pd.DataFrame], Any], plot: Callable[..., Any], **options: Any
+) -> Figure | None:
     style = styles(results.labels)
-    return _draw(_by_panel(results, values_of), lambda ax, by_label: plot(ax, by_label, style=style))
-
-
-def _draw_cvar_over_training(results: Results) -> Figure | None:
-    plot = partial(plot_cvar_over_training, kappa=results.kappa, n_resamples=N_RESAMPLES_OVER_TRAINING)
-    return _draw_runs(results, learning_curves, plot)
+    return _draw(_by_panel(results, values_of), lambda ax, by_label: plot(ax, by_label, style=style, **options))
 
 
 def _draw_kl_ratio(results: Results) -> Figure | None:
     style = styles(results.labels)
-    ratios = _by_panel(results, lambda runs: update_values(runs, "kl_ratio"))
+    ratios = _by_panel(results, partial(update_values, key="kl_ratio"))
 
     def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
         plot_kl_ratio(ax, by_label, style)
@@ -385,10 +358,6 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
     return _draw(ratios, draw, legend=False, size=(4.4, 2.9))
 
 
-def _draw_kl_ratio_over_training(results: Results) -> Figure | None:
-    return _draw_runs(results, lambda runs: update_series(runs, "kl_ratio"), plot_kl_ratio_over_training)
-
-
 def _draw_performance_profiles(results: Results) -> Figure | None:
     style = styles(results.labels)
     final = _by_panel(results, _final_returns)
@@ -397,13 +366,6 @@ def _draw_performance_profiles(results: Results) -> Figure | None:
         ("all environments", variant): ("score τ, 0 to 1", scores) for variant, scores in results.scores.items()
     }
     return _draw(profiles, lambda ax, profile: plot_performance_profile(ax, profile[1], style, profile[0]), share=None)
-
-
-def _draw_interquartile_means(results: Results) -> Figure | None:
-    estimates: dict[Panel, dict[str, Estimate]] = {}
-    for (env_id, variant, label), estimate in results.interquartile_means.items():
-        estimates.setdefault((env_id, variant), {})[label] = estimate
-    return _draw_estimates(estimates, "IQM of final return", style=styles(results.labels))
 
 
 def _draw_differences(results: Results) -> Figure | None:
@@ -419,7 +381,7 @@ def _draw_differences(results: Results) -> Figure | None:
 
 def _draw_probability_of_improvement(results: Results) -> Figure | None:
     estimates = {
-        f"{', '.join(filter(None, row.panel))}: {row.name.replace(' − ', ' > ')}": row.improvement
+        f"{joined(row.panel)}: {row.name.replace(' − ', ' > ')}": row.improvement
         for row in results.comparisons.itertuples()
     }
     panels = {("", ""): estimates} if estimates else {}
@@ -449,14 +411,24 @@ def _final_returns(runs: pd.DataFrame) -> Array:
 PICTURES: dict[str, Callable[[Results], Figure | None]] = {
     "learning_curves": lambda results: _draw_runs(results, learning_curves, plot_learning_curves),
     "evaluations": lambda results: _draw_runs(
-        results, evaluations, partial(plot_learning_curves, ylabel="deterministic return")
+        results, evaluations, plot_learning_curves, ylabel="deterministic return"
     ),
     "cvar": lambda results: _draw_runs(results, _final_returns, plot_cvar),
-    "cvar_over_training": _draw_cvar_over_training,
+    "cvar_over_training": lambda results: _draw_runs(
+        results,
+        learning_curves,
+        plot_cvar_over_training,
+        kappa=results.kappa,
+        n_resamples=statistics.N_RESAMPLES_OVER_TRAINING,
+    ),
     "differences": _draw_differences,
     "kl_ratio": _draw_kl_ratio,
-    "kl_ratio_over_training": _draw_kl_ratio_over_training,
+    "kl_ratio_over_training": lambda results: _draw_runs(
+        results, partial(update_series, key="kl_ratio"), plot_kl_ratio_over_training
+    ),
     "performance_profiles": _draw_performance_profiles,
-    "interquartile_means": _draw_interquartile_means,
+    "interquartile_means": lambda results: _draw_estimates(
+        results.interquartile_means, "IQM of final return", style=styles(results.labels)
+    ),
     "probability_of_improvement": _draw_probability_of_improvement,
 }

@@ -115,13 +115,7 @@ def report(
 
 
 def markdown(results: Results, pictures: set[str], name: str, unreadable: Sequence[tuple[Path, str]]) -> str:
-    """
-    :param results: what to show
-    :param pictures: names of the pictures that lie beside the report
-    :param name: of the study
-    :param unreadable: (path, reason) of what could not be read
-    :return: the report
-    """
+    """:return: the report of the study ``name``, with links to those ``pictures`` that lie beside it"""
     blocks = [
         f"# Report on {name}",
         *_runs(results.runs, unreadable),
@@ -263,8 +257,11 @@ def _proposed_steps(results: Results) -> Iterator[str]:
 
 def _aggregates(results: Results) -> Iterator[str]:
     yield "## Aggregates (rliable)"
-    means = results.interquartile_means.items()
-    rows = [[*names, len(results.groups[names]), *_estimate(mean)] for names, mean in means]
+    rows = [
+        [*panel, label, len(results.panels[panel][label]), *_estimate(mean)]
+        for panel, by_label in results.interquartile_means.items()
+        for label, mean in by_label.items()
+    ]
     yield _table("environment | variant | algorithm | runs | IQM of final return | interval", rows)
     if not results.scores:
         if results.compared.environment.nunique() > 1:

@@ -93,11 +93,11 @@ def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
     deciding = runs.record.map(lambda record: json.dumps(_what_decides(record.spec), sort_keys=True))
     for (env_id, variant, algo), alike in runs.groupby(GROUP):
         kinds = [kind for _, kind in alike.groupby(deciding)]
-        specs = [kind.record.iloc[0].spec for kind in kinds]
-        differing = _differing(specs)
+        settings = [_what_decides(kind.record.iloc[0].spec) for kind in kinds]
+        differing = _differing(settings)
         if not differing or (not separate_settings and EVALUATION.issuperset(differing) and alike.seed.is_unique):
             continue
-        names = [_named(spec, differing) for spec in specs]
+        names = [_named(values, differing) for values in settings]
         if not separate_settings:
             counts = (f"{name} ({counted(len(kind), 'run')})" for name, kind in zip(names, kinds, strict=True))
             raise StudyError(
@@ -121,33 +121,24 @@ def _what_decides(spec: RunSpec) -> dict[str, Any]:
     return {**spec.hyperparameters, **others}
 
 
-def _differing(specs: Sequence[RunSpec]) -> list[str]:
-    deciding = [_what_decides(spec) for spec in specs]
-    names = sorted(set().union(*deciding))
-    return [name for name in names if len({json.dumps(d.get(name), sort_keys=True) for d in deciding}) > 1]
+def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    names = sorted(set().union(*settings))
+    return [name for name in names if len({json.dumps(values.get(name), sort_keys=True) for values in settings}) > 1]
 
 
-def _named(spec: RunSpec, names: list[str]) -> str:
-    deciding = _what_decides(spec)
-    return ", ".join(f"{name}={deciding[name]}" if name in deciding else f"no {name}" for name in names)
+def _named(settings: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={settings[name]}" if name in settings else f"no {name}" for name in names)
 
 
 def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
-    """
-    :param first: runs of one group
-    :param second: runs of another
-    :return: the hyperparameters that both have, with different values, as ``name value and value``
-    """
-    specs = [runs.record.iloc[0].spec for runs in (first, second)]
-    ours, theirs = map(_what_decides, specs)
-    return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing(specs) if name in ours and name in theirs]
+    """:return: the hyperparameters that two groups both have, with different values, as ``name value and value``"""
+    ours, theirs = (_what_decides(runs.record.iloc[0].spec) for runs in (first, second))
+    in_both = ours.keys() & theirs.keys()
+    return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing([ours, theirs]) if name in in_both]
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """
-    :param labels: may repeat
-    :return: each once, sorted, those of ``uatrpo`` first
-    """
+    """:return: each label once, sorted, those of ``uatrpo`` first"""
     return sorted(set(labels), key=lambda label: (not _is_uatrpo(label), label))
 
 
@@ -212,20 +203,12 @@ def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array
 
 
 def update_values(runs: pd.DataFrame, key: str) -> Array:
-    """
-    :param runs: any
-    :param key: of ``train/``, without the prefix
-    :return: the finite values that all updates of all runs logged (1-D)
-    """
+    """:return: the finite values that all updates of all runs logged under ``train/`` as ``key`` (1-D)"""
     return update_series(runs, key)[1]
 
 
 def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
-    """
-    :param runs: any
-    :param key: of ``train/``, without the prefix
-    :return: steps before each update of each run, and the values logged there, where they are finite (1-D each)
-    """
+    """:return: steps before each update of each run, and the values of ``update_values`` there (1-D each)"""
     logged = [record.updates for record in runs.record if key in record.updates]
     timesteps, values = (
         np.array([value for updates in logged for value in updates[name]], dtype=np.float64)
@@ -276,8 +259,11 @@ class Results:
         return dict(list(self.compared.groupby(GROUP, sort=False)))
 
     @cached_property
-    def interquartile_means(self) -> dict[Group, Estimate]:
-        return {names: statistics.interquartile_mean(runs.final_return) for names, runs in self.groups.items()}
+    def interquartile_means(self) -> dict[Panel, dict[str, Estimate]]:
+        return {
+            panel: {label: statistics.interquartile_mean(runs.final_return) for label, runs in by_label.items()}
+            for panel, by_label in self.panels.items()
+        }
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
