@@ -2,8 +2,8 @@
 Statistics over runs: arrays in, numbers out. Nothing here depends on records or pictures.
 
 Returns are undiscounted sums of rewards, in the environment's unit. Intervals are percentile bootstrap intervals over
-runs, from ``scipy.stats.bootstrap`` and rliable. Equal seeds give equal intervals. A single run has no interval: its
-bounds are NaN.
+runs, from ``scipy.stats.bootstrap`` and rliable, which stratifies the resamples by task. ``options`` are those of
+``bootstrap``. Equal seeds give equal intervals. A single run has no interval: its bounds are NaN.
 """
 
 import math
@@ -159,15 +159,16 @@ def share_at_least(values: ArrayLike, threshold: float) -> float:
     return float(np.mean(x >= threshold)) if len(x) else math.nan
 
 
-def _complete(returns: Array, axis: int) -> Array:
+def _complete(returns: ArrayLike, axis: int) -> Array:
     """
     :raises ValueError: if there are no runs along the axis, or returns are missing
     """
-    if returns.shape[axis] == 0:
+    x = np.asarray(returns, dtype=np.float64)
+    if x.shape[axis] == 0:
         raise ValueError("returns must hold at least one run, but they are empty")
-    if np.isnan(returns).any():
+    if np.isnan(x).any():
         raise ValueError("returns must be numbers, but they hold NaN: leave out runs that have none")
-    return returns
+    return x
 
 
 def bootstrap(
@@ -190,7 +191,7 @@ def bootstrap(
     """
     from scipy import stats
 
-    arrays = [_complete(np.asarray(sample, dtype=np.float64), axis=-1) for sample in samples]
+    arrays = [_complete(sample, axis=-1) for sample in samples]
     value = np.asarray(statistic(*arrays, axis=-1))
     if min(array.shape[-1] for array in arrays) < 2:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
@@ -213,7 +214,6 @@ def bootstrap(
 def bootstrap_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
     :param returns: one per run, runs along the last axis
-    :param options: those of ``bootstrap``
     :return: mean and interval
     """
     return bootstrap(np.mean, returns, **options)
@@ -223,7 +223,6 @@ def bootstrap_cvar(returns: ArrayLike, kappa: ArrayLike, **options: Any) -> Esti
     """
     :param returns: one per run, runs along the last axis
     :param kappa: in (0, 1], a number or any shape
-    :param options: those of ``bootstrap``
     :return: CVaR and interval, of the shape that ``cvar`` returns
     """
     return bootstrap(lambda x, axis: cvar(x, kappa, axis), returns, **options)
@@ -233,7 +232,6 @@ def difference_of_means(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
     """
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
-    :param options: those of ``bootstrap``
     :return: mean of ``x`` minus mean of ``y``, and interval
     """
     return bootstrap(lambda x, y, axis: x.mean(axis) - y.mean(axis), x, y, **options)
@@ -244,7 +242,6 @@ def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options:
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
     :param kappa: in (0, 1], a number or any shape
-    :param options: those of ``bootstrap``
     :return: CVaR of ``x`` minus CVaR of ``y``, and interval, of the shape of ``kappa``
     """
     return bootstrap(lambda x, y, axis: cvar(x, kappa, axis) - cvar(y, kappa, axis), x, y, **options)
@@ -293,7 +290,7 @@ def _rliable(
     """Like ``bootstrap``, for ``n_runs x n_tasks`` and with resamples stratified by task."""
     from rliable import library
 
-    arrays = [_complete(np.asarray(x, dtype=np.float64), axis=0) for x in returns]
+    arrays = [_complete(x, axis=0) for x in returns]
     samples = [x.reshape(len(x), -1) for x in arrays]
     value = statistic(*samples)
     if min(len(sample) for sample in samples) < 2:
@@ -311,7 +308,6 @@ def interquartile_mean(returns: ArrayLike, **options: Any) -> Estimate:
     Mean without the lowest and the highest quarter of the runs, rounded down; with fewer than four runs, the mean.
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, which are pooled
-    :param options: those of ``bootstrap``; resamples are stratified by task
     :return: IQM and interval, each of shape (1,)
     """
     from rliable import metrics
@@ -325,7 +321,6 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Es
 
     :param x: final returns of one algorithm, ``n_runs_x`` or ``n_runs_x x n_tasks``
     :param y: final returns of the other, ``n_runs_y`` or ``n_runs_y x n_tasks``
-    :param options: those of ``bootstrap``; resamples are stratified by task
     :return: probability and interval, each of shape (1,)
     """
 
@@ -343,7 +338,6 @@ def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: An
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores
     :param thresholds: in the unit of ``returns`` (``n_thresholds``)
-    :param options: those of ``bootstrap``; resamples are stratified by task
     :return: shares and interval, each of shape (``n_thresholds``,)
     """
     taus = np.asarray(thresholds, dtype=np.float64)
