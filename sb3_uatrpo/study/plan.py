@@ -10,13 +10,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sb3_uatrpo.study.record import RunSpec, StudyError
+from sb3_uatrpo.study.record import RunSpec, StudyError, check_schema
 
 # What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
@@ -75,15 +75,19 @@ def plan(
     for algo in every_algo:
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
-    overrides = _overrides(params, every_algo)
-    configs = _configs(conf_files, every_algo, algorithms)
+    overrides = {
+        algo: dict(map(split_assignment, texts))
+        for algo, texts in _by_algorithm("a hyperparameter", params, ".", every_algo, algorithms).items()
+    }
+    configs = _by_algorithm("a file", conf_files, ":", every_algo, algorithms)
     conditions = _conditions(vary or {})
     for name in vary or {}:
         if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
             raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
     specs = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
-        hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
+        config = configs[algo][-1] if configs[algo] else None
+        hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, config)
         configured = hyperparameters.pop("n_timesteps", None)
         steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
         for condition, values in conditions:
@@ -128,15 +132,12 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     :raises StudyError: naming the file, if it cannot be read or has other content
     """
     import yaml
-    from jsonschema import Draft202012Validator
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        check_schema(content, STUDY_FILE)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
-    problem = next(Draft202012Validator(STUDY_FILE).iter_errors(content), None)
-    if problem:
-        raise StudyError(f"{path}: {problem.json_path.removeprefix('$').lstrip('.')}: {problem.message[-150:]}")
     seeds = content.pop("seeds", 0)
     noise = content.pop("noise", [])
     names = {"algorithms": "algos", "environments": "env_ids"}
@@ -146,11 +147,7 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
-    """
-    :param texts: seeds, and ranges such as ``0-49``
-    :return: all seeds, each once
-    :raises StudyError: if one is invalid
-    """
+    """:return: all seeds, each once, of seeds and ranges such as ``0-49``"""
     seeds: list[int] = []
     for text in texts:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
@@ -162,12 +159,7 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
 
 
 def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
-    """
-    :param specs: all runs, in the same order for all parts
-    :param part: ``i/n``: the number of the part, from 1, and the number of parts
-    :return: its runs; the parts are disjoint, and together they are all runs
-    :raises StudyError: if there is no such part
-    """
+    """:return: the runs of part ``i/n``, with i from 1; the parts are disjoint, and together they are all runs"""
     match = re.fullmatch(r"(\d+)/(\d+)", part)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise StudyError(f"a part is written i/n with 1 <= i <= n, but it is {part!r}")
@@ -175,10 +167,7 @@ def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
 
 
 def register_environment(env_id: str) -> str:
-    """
-    :param env_id: Gymnasium's name of an environment, or ``module:name``
-    :return: the name without the module, which is imported
-    """
+    """:return: Gymnasium's name of an environment without its module, if any, which is imported"""
     module, _, name = env_id.rpartition(":")
     if module:
         import_module(module)
@@ -223,11 +212,7 @@ def parse_value(text: str) -> Any:
 
 
 def split_assignment(text: str) -> tuple[str, Any]:
-    """
-    :param text: ``name:value``
-    :return: the name and the value
-    :raises StudyError: if one of them is missing
-    """
+    """:return: the name and the value in ``name:value``"""
     name, _, value = text.partition(":")
     if not name or not value:
         raise StudyError(f"a hyperparameter is written name:value, but it is {text!r}")
@@ -251,29 +236,21 @@ def _close_to(name: str, known: Iterable[str]) -> str:
     return f"; known are {', '.join(known)}" if len(known) < 50 else ""
 
 
-def _overrides(params: Sequence[str], algos: Sequence[str]) -> dict[str, dict[str, Any]]:
-    overrides: dict[str, dict[str, Any]] = {algo: {} for algo in algos}
-    # those of one algorithm come last and replace those of all
-    for name, value in sorted(map(split_assignment, params), key=lambda assignment: "." in assignment[0]):
-        algo, dot, rest = name.partition(".")
-        if dot and algo not in algos:
-            raise StudyError(f"a hyperparameter of {algo!r}, which is not in the study: {name}")
-        for target in [algo] if dot else algos:
-            overrides[target][rest if dot else name] = value
-    return overrides
-
-
-def _configs(conf_files: Sequence[str], algos: Sequence[str], known: Iterable[str]) -> dict[str, str | None]:
-    """The hyperparameter file of each algorithm, ``None`` for the default."""
-    configs: dict[str, str | None] = dict.fromkeys(algos)
-    # those of one algorithm come last and replace those of all
-    split = [(text.partition(":"), text) for text in conf_files]
-    for (algo, colon, file), text in sorted(split, key=lambda item: item[0][0] in configs):
-        if colon and algo in known and algo not in configs:
-            raise StudyError(f"a file of {algo!r}, which is not in the study: {text}")
-        for target in [algo] if algo in configs else algos:
-            configs[target] = file if algo in configs else text
-    return configs
+def _by_algorithm(
+    what: str, texts: Sequence[str], separator: str, algos: Sequence[str], known: Container[str]
+) -> dict[str, list[str]]:
+    """What is given for each algorithm: the texts for all, then those that begin with its name and the separator."""
+    for_all: list[str] = []
+    for_one: dict[str, list[str]] = {algo: [] for algo in algos}
+    for text in texts:
+        algo, _, rest = text.partition(separator)
+        if not rest or algo not in known:
+            for_all.append(text)
+        elif algo in for_one:
+            for_one[algo].append(rest)
+        else:
+            raise StudyError(f"{what} of {algo!r}, which is not in the study: {text}")
+    return {algo: for_all + texts for algo, texts in for_one.items()}
 
 
 def _named_variants(

@@ -20,15 +20,11 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
 
 # Format 1 had no packed columns
 FORMAT = 2
@@ -86,16 +82,11 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "RunSpec":
-        """
-        :param content: what ``to_json`` returned
-        :return: the specification
-        """
+        """:return: the specification whose ``to_json`` returned the content"""
         return cls(**{"hyperparameters" if name == "settings" else name: value for name, value in content.items()})
 
     def key(self) -> str:
-        """
-        :return: ten hexadecimal digits of a hash over all fields; the order of hyperparameters does not matter
-        """
+        """:return: ten hexadecimal digits of a hash over all fields; the order of hyperparameters does not matter"""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
@@ -190,8 +181,7 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     :param folder: where to write; created if missing
     :return: the file, named after ``record.spec``
     """
-    content = {field.name: getattr(record, field.name) for field in fields(record)}
-    content = {"format": FORMAT, "key": record.spec.key(), **content, "spec": record.spec.to_json()}
+    content = {"format": FORMAT, "key": record.spec.key(), **vars(record), "spec": record.spec.to_json()}
     content |= {name: _rounded(content[name]) for name in SERIES}
     content |= {name: pack_table(content[name]) for name in PACKED}
     path = Path(folder) / record.spec.file_name
@@ -200,10 +190,7 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """
-    :param path: file to write or to replace; its folder is created if missing
-    :param text: its content
-    """
+    """Write or replace a file; its folder is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
@@ -260,10 +247,7 @@ def _record_of(content: Any) -> Record:
     """
     if not isinstance(content, dict) or content.get("format") not in READABLE_FORMATS:
         raise ValueError(f"not a record of format {' or '.join(map(str, READABLE_FORMATS))}, which this version reads")
-    problem = next(_validator().iter_errors(content), None)
-    if problem:
-        # the message begins with what was found, of any length, and ends with what was expected
-        raise ValueError(f"{problem.json_path.removeprefix('$.')}: {problem.message[-150:]}")
+    check_schema(content, SCHEMA)
     spec = RunSpec.from_json(content["spec"])
     if spec.key() != content["key"]:
         raise ValueError(f"its key {content['key']!r} does not match its specification")
@@ -369,11 +353,16 @@ def _unpack(column: dict[str, Any]) -> list[Any]:
 # The schema does not check the data of packed columns, whether columns have equal lengths, or the order of episodes.
 
 
-@cache
-def _validator() -> "Validator":
+def check_schema(content: Any, schema: dict[str, Any]) -> None:
+    """
+    :raises ValueError: if the content does not match the schema, naming the place
+    """
     from jsonschema import Draft202012Validator
 
-    return Draft202012Validator(SCHEMA)
+    problem = next(Draft202012Validator(schema).iter_errors(content), None)
+    if problem:
+        # the message begins with what was found, of any length, and ends with what was expected
+        raise ValueError(f"{problem.json_path}: {problem.message[-150:]}".lstrip("$.: "))
 
 
 def _list_of(items: dict[str, Any], **more: Any) -> dict[str, Any]:
