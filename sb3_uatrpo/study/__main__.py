@@ -32,16 +32,16 @@ class ManyValues(click.Command):
         options = [param for param in self.params if isinstance(param, click.Option)]
         repeatable = {name for option in options if option.multiple for name in option.opts}
         expanded: list[str] = []
-        current, first = "", False
+        option = ""
         for word in args:
+            # what follows an option is its value, even if it begins with a dash
+            is_value = expanded[-1:] == [option]
             if word in repeatable:
-                current, first = word, True
-            elif word.startswith("-") and not first:
-                current = ""
-            elif current and not first:
-                expanded.append(current)
-            else:
-                first = False
+                option = word
+            elif word.startswith("-") and not is_value:
+                option = ""
+            elif option and not is_value:
+                expanded.append(option)
             expanded.append(word)
         return super().parse_args(ctx, expanded)
 

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -69,9 +70,11 @@ class RunProcess:
                 stderr=subprocess.STDOUT,
             )
 
-    def has_ended(self) -> bool:
-        """:return: whether there is a result"""
-        return self.process.poll() is not None
+    def has_ended(self, timeout: float = 0.0) -> bool:
+        """:return: whether there is a result, at the latest after ``timeout`` seconds"""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout)
+        return self.process.returncode is not None
 
     def steps(self) -> int:
         """:return: the number of steps done"""
@@ -172,7 +175,7 @@ class ProcessExecutor(Executor):
 # ------------------------------------------------------------------------------------------------------------- display
 
 
-class StudyProgress:
+class StudyProgress(Progress):
     """
     Shows how many runs are done, running and failed, steps per second over all of them, and the time left. If the
     output is not a terminal, there is only a line for each run that ends.
@@ -181,19 +184,19 @@ class StudyProgress:
     """
 
     def __init__(self, n_runs: int) -> None:
-        self.n_runs = n_runs
-        self.console = Console(stderr=True, highlight=False)
-        self.bar = Progress(
+        console = Console(stderr=True, highlight=False)
+        super().__init__(
             BarColumn(bar_width=24),
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
-            console=self.console,
+            console=console,
             refresh_per_second=2,
-            disable=not self.console.is_terminal,
+            disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("")
+        self.n_runs = n_runs
+        self.task = self.add_task("")
 
-    def update(
+    def show(
         self, ended: Iterable[Record], steps: int, running: Mapping[RunSpec, int], left: Iterable[RunSpec]
     ) -> None:
         """
@@ -203,8 +206,8 @@ class StudyProgress:
         :param left: runs that have not ended
         """
         counts = Counter(record.status for record in ended)
-        speed = self.bar.tasks[self.task].speed
-        self.bar.update(
+        speed = self.tasks[self.task].speed
+        self.update(
             self.task,
             description=f"{counts['done']}/{self.n_runs} done, {len(running)} running, {counts['failed']} failed, "
             f"{'–' if speed is None else f'{speed:,.0f}'} steps/s",
@@ -267,8 +270,7 @@ def run_study(
             n_skipped += 1
         else:
             missing.append(spec)
-    progress = StudyProgress(len(specs))
-    with progress.bar:
+    with StudyProgress(len(specs)) as progress:
         for path, reason in corrupted:
             progress.say(f"skipped corrupted record {path}: {reason}")
         if ended:
@@ -328,7 +330,7 @@ def _run_all(
                 progress.say(f"waiting for {len(waiting)} runs that another driver has under way")
                 announced = True
             time.sleep(POLL)
-        progress.update(ended, steps, executor.steps(), [*waiting, *claims.held])
+        progress.show(ended, steps, executor.steps(), [*waiting, *claims.held])
 
 
 def _last_line(record: Record) -> str:

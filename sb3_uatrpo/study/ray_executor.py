@@ -23,8 +23,8 @@ except ImportError as error:
 
 # Enough to keep a cluster busy, and few enough for each to hold a file lock
 MAX_SUBMITTED = 500
-# Seconds between two reports of a run, between two checks of its process, and before giving up on an address
-REPORT_INTERVAL, POLL, CONNECT_TIMEOUT = 1.0, 0.1, 5.0
+# Seconds between two reports of a run, and before giving up on an address
+REPORT_INTERVAL, CONNECT_TIMEOUT = 1.0, 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -40,12 +40,8 @@ def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
     process = RunProcess(spec, save_model)
     try:
         yield 0
-        reported = time.monotonic()
-        while not process.has_ended():
-            time.sleep(POLL)
-            if time.monotonic() - reported >= REPORT_INTERVAL:
-                reported = time.monotonic()
-                yield process.steps()
+        while not process.has_ended(REPORT_INTERVAL):
+            yield process.steps()
         yield process.result()
     finally:
         process.stop()
@@ -152,9 +148,7 @@ class RayExecutor(Executor):
 
 
 def _connect(address: str) -> None:
-    """
-    :raises StudyError: if no cluster answers
-    """
+    """:raises StudyError: if no cluster answers"""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address != "auto":
         host, _, port = address.rpartition(":")

@@ -242,9 +242,7 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
 
 
 def _record_of(content: Any) -> Record:
-    """
-    :raises ValueError: if a file's content is not a record, naming the reason
-    """
+    """:raises ValueError: if a file's content is not a record, naming the reason"""
     if not isinstance(content, dict) or content.get("format") not in READABLE_FORMATS:
         raise ValueError(f"not a record of format {' or '.join(map(str, READABLE_FORMATS))}, which this version reads")
     check_schema(content, SCHEMA)
@@ -354,9 +352,7 @@ def _unpack(column: dict[str, Any]) -> list[Any]:
 
 
 def check_schema(content: Any, schema: dict[str, Any]) -> None:
-    """
-    :raises ValueError: if the content does not match the schema, naming the place
-    """
+    """:raises ValueError: if the content does not match the schema, naming the place"""
     from jsonschema import Draft202012Validator
 
     problem = next(Draft202012Validator(schema).iter_errors(content), None)

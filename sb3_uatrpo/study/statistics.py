@@ -160,9 +160,7 @@ def share_at_least(values: ArrayLike, threshold: float) -> float:
 
 
 def _complete(returns: ArrayLike, axis: int) -> Array:
-    """
-    :raises ValueError: if there are no runs along the axis, or returns are missing
-    """
+    """:raises ValueError: if there are no runs along the axis, or returns are missing"""
     x = np.asarray(returns, dtype=np.float64)
     if x.shape[axis] == 0:
         raise ValueError("returns must hold at least one run, but they are empty")
