@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
@@ -77,9 +77,10 @@ def plan(
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
     overrides = {
         algo: dict(map(split_assignment, texts))
-        for algo, texts in _by_algorithm("a hyperparameter", params, ".", every_algo, algorithms).items()
+        for algo, texts in _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier).items()
     }
-    configs = _by_algorithm("a file", conf_files, ":", every_algo, algorithms)
+    # other colons belong to the path of a file
+    configs = _by_algorithm("a file", conf_files, ":", every_algo, algorithms.__contains__)
     conditions = _conditions(vary or {})
     for name in vary or {}:
         if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
@@ -237,14 +238,14 @@ def _close_to(name: str, known: Iterable[str]) -> str:
 
 
 def _by_algorithm(
-    what: str, texts: Sequence[str], separator: str, algos: Sequence[str], known: Container[str]
+    what: str, texts: Sequence[str], separator: str, algos: Sequence[str], is_algorithm: Callable[[str], bool]
 ) -> dict[str, list[str]]:
     """What is given for each algorithm: the texts for all, then those that begin with its name and the separator."""
     for_all: list[str] = []
     for_one: dict[str, list[str]] = {algo: [] for algo in algos}
     for text in texts:
         algo, _, rest = text.partition(separator)
-        if not rest or algo not in known:
+        if not rest or not is_algorithm(algo):
             for_all.append(text)
         elif algo in for_one:
             for_one[algo].append(rest)

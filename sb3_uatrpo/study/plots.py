@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -360,7 +361,7 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
 
 def _draw_performance_profiles(results: Results) -> Figure | None:
     style = styles(results.labels)
-    final = _by_panel(results, _final_returns)
+    final = _by_panel(results, attrgetter("final_return"))
     profiles = {panel: ("final return τ", by_label) for panel, by_label in final.items()}
     profiles |= {
         ("all environments", variant): ("score τ, 0 to 1", scores) for variant, scores in results.scores.items()
@@ -404,16 +405,12 @@ def _draw_estimates(
     return _draw(panels, draw, legend=False, size=size, share="x")
 
 
-def _final_returns(runs: pd.DataFrame) -> Array:
-    return runs.final_return.to_numpy()
-
-
 PICTURES: dict[str, Callable[[Results], Figure | None]] = {
     "learning_curves": lambda results: _draw_runs(results, learning_curves, plot_learning_curves),
     "evaluations": lambda results: _draw_runs(
         results, evaluations, plot_learning_curves, ylabel="deterministic return"
     ),
-    "cvar": lambda results: _draw_runs(results, _final_returns, plot_cvar),
+    "cvar": lambda results: _draw_runs(results, attrgetter("final_return"), plot_cvar),
     "cvar_over_training": lambda results: _draw_runs(
         results,
         learning_curves,
