@@ -148,7 +148,10 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
-    """:return: all seeds, each once, of seeds and ranges such as ``0-49``"""
+    """
+    :return: all seeds, each once, of seeds and ranges such as ``0-49``
+    :raises StudyError: if one is invalid
+    """
     seeds: list[int] = []
     for text in texts:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
@@ -160,7 +163,10 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
 
 
 def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
-    """:return: the runs of part ``i/n``, with i from 1; the parts are disjoint, and together they are all runs"""
+    """
+    :return: the runs of part ``i/n``, with i from 1; the parts are disjoint, and together they are all runs
+    :raises StudyError: if there is no such part
+    """
     match = re.fullmatch(r"(\d+)/(\d+)", part)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise StudyError(f"a part is written i/n with 1 <= i <= n, but it is {part!r}")
@@ -213,7 +219,10 @@ def parse_value(text: str) -> Any:
 
 
 def split_assignment(text: str) -> tuple[str, Any]:
-    """:return: the name and the value in ``name:value``"""
+    """
+    :return: the name and the value in ``name:value``
+    :raises StudyError: if one of them is missing
+    """
     name, _, value = text.partition(":")
     if not name or not value:
         raise StudyError(f"a hyperparameter is written name:value, but it is {text!r}")
