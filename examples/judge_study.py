@@ -7,8 +7,8 @@ It prints a table of all runs. Then it compares the means and the 20%-CVaRs of t
 by bootstrap intervals over runs. Holm's method corrects *better* and *worse* for the number of tasks. ``--noise 1``
 judges the runs with adversarial noise.
 
-A variant of an algorithm, such as ``uatrpo_shrinkage, uncertainty_coef=0``, is a method of its own. After the pairs of
-the rule, each variant is compared with its algorithm and with the methods of the rule.
+A variant of an algorithm, such as ``uatrpo_shrinkage (uncertainty_coef=0)``, is a method of its own. After the pairs of
+the rule, its algorithm and ``uatrpo_shrinkage`` are compared with each variant.
 """
 
 import argparse
@@ -21,15 +21,14 @@ import pandas as pd
 
 from sb3_uatrpo.study import (
     Estimate,
-    Record,
     bootstrap_cvar,
     difference_of_cvars,
     difference_of_means,
-    final_return,
     read_records,
     share_at_least,
     standard_error,
 )
+from sb3_uatrpo.study.results import tabulate_runs, update_values
 
 # The pairs of the rule
 PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
@@ -45,32 +44,11 @@ STATISTICS: dict[str, Difference] = {
 }
 
 
-# Task and method
-Key = tuple[str, str]
-
-
-def finished(records: list[Record], noise: str) -> dict[Key, list[Record]]:
-    """The finished runs with this noise (``"noise=1"``, or ``""``) by task and method, in the order of their seeds."""
-    found: dict[Key, list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.spec.seed):
-        changes = [change for change in record.spec.variant.split(",") if change]
-        if record.status == "done" and noise == next((each for each in changes if each.startswith("noise=")), ""):
-            method = ", ".join([record.spec.algo, *(change for change in changes if change != noise)])
-            found.setdefault((record.spec.env_id, method), []).append(record)
-    return found
-
-
 def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
-    """The pairs of the rule; then ``uatrpo_shrinkage`` and each variant's own algorithm against the variant."""
-    variants = sorted(method for method in methods if "," in method)
-    others = [(first, variant) for variant in variants for first in (variant.partition(",")[0], "uatrpo_shrinkage")]
+    """The pairs of the rule; then the algorithm of each variant, and ``uatrpo_shrinkage``, against the variant."""
+    variants = sorted(method for method in methods if " (" in method)
+    others = [(first, variant) for variant in variants for first in (variant.partition(" (")[0], "uatrpo_shrinkage")]
     return [*PAIRS, *dict.fromkeys(pair for pair in others if pair[0] in methods)]
-
-
-def final_returns(runs: list[Record]) -> np.ndarray:
-    return np.array(
-        [final_return(run.episodes["timesteps"], run.episodes["returns"], run.spec.n_timesteps) for run in runs]
-    )
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -78,20 +56,17 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def overview(groups: Mapping[Key, list[Record]]) -> str:
+def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     """A row for each method on each task: final returns over runs, and proposed steps over all their updates."""
     rows = []
-    for (task, method), runs in sorted(groups.items()):
-        returns = final_returns(runs)
+    for (task, method), runs in groups.items():
+        returns = runs.final_return.to_numpy()
         worst_runs = bootstrap_cvar(returns, KAPPA)
         # one run has neither an error nor an interval
         several = len(returns) > 1
         error = f" ± {standard_error(returns):,.0f}" if several else ""
         interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if several else ""
-        ratios, proposed = (
-            np.concatenate([np.array(run.updates.get(name, []), dtype=float) for run in runs])
-            for name in ("kl_ratio", "kl_proposed")
-        )
+        ratios = update_values(runs, "kl_ratio")
         rows.append(
             {
                 "task": task,
@@ -100,9 +75,9 @@ def overview(groups: Mapping[Key, list[Record]]) -> str:
                 "final return": f"{returns.mean():,.0f}{error}",
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
                 "worst run": f"{returns.min():,.0f}",
-                "median KL ratio": f"{np.nanmedian(ratios):.2f}",
+                "median KL ratio": f"{np.median(ratios):.2f}",
                 "ratio ≥ 2": f"{share_at_least(ratios, 2.0):.1%}",
-                "mean proposed KL": f"{np.nanmean(proposed):.4f}",
+                "mean proposed KL": f"{update_values(runs, 'kl_proposed').mean():.4f}",
             }
         )
     return markdown(rows)
@@ -193,12 +168,14 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         parser.error(f"--folder: there are no records in {options.folder / 'records'}")
     for path, reason in bad:
         print(f"left out {path.name}: {reason}")
-    groups = finished(records, f"noise={options.noise:g}" if options.noise else "")
-    if not groups:
+    runs = tabulate_runs(records)
+    runs = runs[runs.final_return.notna() & (runs.variant == (f"noise={options.noise:g}" if options.noise else ""))]
+    if runs.empty:
         parser.error(f"--noise: there are no finished runs with noise {options.noise:g} in {options.folder}")
+    groups = dict(list(runs.groupby(["environment", "algorithm"])))
     print(overview(groups))
-    returns = {key: final_returns(runs) for key, runs in groups.items()}
-    judged: dict[str, dict[Key, pd.DataFrame]] = {name: {} for name in STATISTICS}
+    returns = {key: group.final_return.to_numpy() for key, group in groups.items()}
+    judged: dict[str, dict[tuple[str, str], pd.DataFrame]] = {name: {} for name in STATISTICS}
     for ours, theirs in pairs_of({method for _, method in returns}):
         tasks = sorted({task for task, method in returns if method == ours and (task, theirs) in returns})
         # one run has no interval

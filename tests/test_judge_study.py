@@ -125,16 +125,16 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
     assert table == [
         ["uatrpo", "3", "101 ± 1"],
         ["uatrpo_shrinkage", "3", "201 ± 1"],
-        ["uatrpo_shrinkage, uncertainty_coef=0", "3", "401 ± 1"],
+        ["uatrpo_shrinkage (uncertainty_coef=0)", "3", "401 ± 1"],
     ]
     assert compared == [
         "uatrpo_shrinkage against uatrpo, mean of the final returns",
-        "uatrpo_shrinkage against uatrpo_shrinkage, uncertainty_coef=0, mean of the final returns",
+        "uatrpo_shrinkage against uatrpo_shrinkage (uncertainty_coef=0), mean of the final returns",
     ]
     main(["--folder", str(tmp_path)])
     assert "| uatrpo_shrinkage against uatrpo | better: +100 (" in capsys.readouterr().out
     table, compared = judged("--noise", "1")
-    assert [method for method, *_ in table] == ["trpo_matched", "uatrpo_shrinkage, uncertainty_coef=0"]
+    assert [method for method, *_ in table] == ["trpo_matched", "uatrpo_shrinkage (uncertainty_coef=0)"]
     assert compared == []
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path), "--noise", "2"])

@@ -17,7 +17,7 @@ try:
 except ImportError:
     sys.exit('the study tool needs more packages: run pip install "sb3_uatrpo[study]"')
 
-from sb3_uatrpo.study.record import StudyError
+from sb3_uatrpo.study.record import PLAIN, StudyError
 
 if TYPE_CHECKING:
     from sb3_uatrpo.study.driver import Executor
@@ -165,16 +165,17 @@ def run(
 @click.option("--folder", type=FOLDER, required=True, help="A study's folder, or RL Zoo's log folder.")
 @click.option("--output", type=FOLDER, help="Where to write the report; default: FOLDER/report.")
 @click.option("--algo", "algos", multiple=True, help="Two algorithms to compare, the first minus the second.")
+@click.option("--variant", "variants", multiple=True, help=f"Only these variants, such as noise=1 or {PLAIN}.")
 @click.option("--kappa", type=float, default=0.2, show_default=True, help="Share of worst runs in a CVaR, in (0, 1].")
 @click.option("--separate-settings", is_flag=True, help="Separate runs of one algorithm by their settings.")
-def report(folder: Path, output: Path | None, algos: tuple[str, ...], kappa: float, separate_settings: bool) -> None:
+def report(folder: Path, output: Path | None, algos: tuple[str, ...], **options: Any) -> None:
     """Write a Markdown report with its pictures."""
     from sb3_uatrpo.study.report import report as write_report
 
     if len(algos) not in (0, 2):
         raise StudyError(f"--algo takes the two algorithms to compare, but it is {' '.join(algos)}")
     pair = (algos[0], algos[1]) if algos else None
-    click.echo(write_report(folder, output or folder / "report", pair, kappa, separate_settings))
+    click.echo(write_report(folder, output or folder / "report", pair, **options))
 
 
 @cli.command()

@@ -33,6 +33,8 @@ LINE_STYLES = ("-", "--", "-.", ":")
 LARGEST_RATIO = 5.0
 # Parts of the training, of which each has a median KL ratio
 N_PARTS = 50
+# Distances between ticks, times a power of ten
+TICKS = (1.0, 2.0, 2.5, 5.0, 10.0)
 # KL ratios that count as large: the share of updates at or above each is shown
 THRESHOLDS = (2.0, 3.0)
 
@@ -168,7 +170,9 @@ def plot_kl_ratio_over_training(
         _band(ax, quartiles.index.to_numpy() / N_PARTS * last, Estimate(median, low, high), label, style[label])
     ax.axhline(1.0, color="0.2", linewidth=0.8, zorder=0)
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = ax.get_ylim()
+    # over less than a decade, a logarithmic locator would leave one or two ticks
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 10 * low else MaxNLocator(5, steps=TICKS))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())
     return _over_training(ax, ratios, "actual / estimated KL")
@@ -223,7 +227,7 @@ def plot_estimates(
         ax.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
     ax.set(xlabel=xlabel, ylim=(len(estimates) - 0.5, -0.5))
     ax.set_yticks(range(len(estimates)), list(estimates))
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=TICKS))
     ax.grid(axis="y", visible=False)
     return ax
 
@@ -240,7 +244,7 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
     last = max((np.max(timesteps) for timesteps, _ in curves.values() if np.size(timesteps)), default=1)
     ax.set(xlabel="environment steps", ylabel=ylabel, xlim=(0, last))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(4, steps=TICKS))
     return ax
 
 

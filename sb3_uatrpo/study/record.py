@@ -43,6 +43,9 @@ OUTPUT_HEADING = "\nThe last that it printed:\n"
 # File systems allow 255 bytes; the key and the suffixes of the record and of its lock need 21 of them
 LONGEST_STEM = 255 - 21
 
+# What users call runs without varied values
+PLAIN = "plain"
+
 Table = dict[str, list[Any]]
 
 
@@ -99,16 +102,17 @@ class RunSpec:
         return hash(self.key())
 
     @property
-    def label(self) -> str:
-        """:return: the algorithm with the name of its variant, if any, such as ``"uatrpo (no covariance)"``"""
+    def variant_name(self) -> str:
+        """:return: the name of the variant, ``""`` if it has none"""
         name, _, _ = self.variant.partition(",")
-        return f"{self.algo} ({name})" if name and "=" not in name else self.algo
+        return "" if "=" in name else name
 
     @property
-    def condition(self) -> str:
-        """:return: the variant without its name: values varied for several algorithms, such as ``"noise=1"``"""
-        name, _, rest = self.variant.partition(",")
-        return self.variant if "=" in name else rest
+    def varied(self) -> list[str]:
+        """:return: the varied values, such as ``["noise=1", "net_arch=[64, 64]"]``"""
+        # the comma within a value is followed by a space
+        parts = re.split(r",(?! )", self.variant)
+        return parts[1:] if self.variant_name else list(filter(None, parts))
 
     def __str__(self) -> str:
         variant = f" ({self.variant})" if self.variant else ""

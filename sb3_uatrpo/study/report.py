@@ -11,7 +11,7 @@ import pandas as pd
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.folders import read_folder
-from sb3_uatrpo.study.record import StudyError
+from sb3_uatrpo.study.record import PLAIN, StudyError
 from sb3_uatrpo.study.results import (
     GROUP,
     Pair,
@@ -36,6 +36,8 @@ from sb3_uatrpo.study.statistics import (
 )
 
 PERCENT = "{:.1%}".format
+# With fewer runs than this in a group, the report warns of its intervals
+FEW = 5
 
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
@@ -71,6 +73,7 @@ def report(
     algorithms: Pair | None = None,
     kappa: float = 0.2,
     separate_settings: bool = False,
+    variants: Sequence[str] = (),
 ) -> Path:
     """
     Write ``report.md`` and its pictures, as PNG and SVG.
@@ -82,9 +85,11 @@ def report(
     :param kappa: share of worst runs in tables and over training, in (0, 1]
     :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own
         instead of being refused
+    :param variants: which ones to show, as its tables name them, ``"plain"`` for runs without varied values; all by
+        default
     :return: the report's path
     :raises StudyError: if ``folder`` is not such a folder, has no finished run, or has runs that must not be averaged;
-        or if ``algorithms`` or ``kappa`` is invalid
+        or if ``algorithms``, ``kappa`` or ``variants`` is invalid
     """
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
@@ -93,6 +98,12 @@ def report(
         reasons = f" ({len(unreadable)} unreadable, the first: {unreadable[0][1]})" if unreadable else ""
         raise StudyError(f"{folder}: no records{reasons}")
     runs = tabulate_runs(records, separate_settings)
+    known = [name or PLAIN for name in runs.variant.unique()]
+    for name in variants:
+        if name not in known:
+            raise StudyError(f"no runs of the variant {name!r}; there are {', '.join(known)}")
+    if variants:
+        runs = runs[runs.variant.replace("", PLAIN).isin(variants)]
     compared = runs[runs.final_return.notna()]
     if compared.empty:
         raise StudyError(
@@ -216,7 +227,7 @@ def _differences(results: Results) -> Iterator[str]:
         n_runs = f"{len(comparison.first)}, {len(comparison.second)}"
         t, p = comparison.welch
         welch = [_number(t, 2), "< 0.001" if p < 0.001 else _number(p, 3)]
-        others = [*_estimate(comparison.cvar), *_estimate(comparison.improvement, "{:.2f}".format)]
+        others = [*_estimate(comparison.cvar), *_probability(comparison.improvement)]
         rows.append([*comparison.panel, comparison.name, n_runs, *_estimate(comparison.mean), *welch, *others])
         if different := different_hyperparameters(comparison.first, comparison.second):
             unlike.add(f"- {comparison.name} on {joined(comparison.panel)}: {'; '.join(different)}")
@@ -225,6 +236,12 @@ def _differences(results: Results) -> Iterator[str]:
         f"of {results.cvar_name} | interval | probability of improvement | interval",
         rows,
     )
+    fewest = min(min(len(row.first), len(row.second)) for row in results.comparisons.itertuples())
+    if fewest < FEW:
+        yield (
+            f"**Do not rely on these intervals: some groups have {counted(fewest, 'run')}.** Resampling fewer than "
+            f"{FEW} runs shows only a part of their spread; Welch's test is more cautious."
+        )
     # a difference may come from unequal hyperparameters, too
     if unlike:
         yield "**Not only the algorithms differ**, but also settings that both have:"
@@ -279,7 +296,7 @@ def _aggregates(results: Results) -> Iterator[str]:
         for x, y in results.pairs:
             if x in by_label and y in by_label:
                 improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
-                improvements.append([variant, f"{x} > {y}", *_estimate(improvement, "{:.2f}".format)])
+                improvements.append([variant, f"{x} > {y}", *_probability(improvement)])
     yield _table("variant | algorithm | runs × environments | IQM of score | interval", averaged)
     if improvements:
         yield _table("variant | pair | probability of improvement, all environments | interval", improvements)
@@ -329,6 +346,12 @@ def _number(value: float, digits: int | None = None) -> str:
 def _estimate(estimate: Estimate, form: Callable[[float], str] = _number) -> tuple[str, str]:
     value, low, high = (float(np.squeeze(x)) for x in estimate)
     return form(value), "" if math.isnan(low) else f"{form(low)} to {form(high)}"
+
+
+def _probability(estimate: Estimate) -> tuple[str, str]:
+    """Without an interval where all resamples agree, as they do if no run of one algorithm reaches one of the other."""
+    value, interval = _estimate(estimate, "{:.2f}".format)
+    return value, "" if estimate.low == estimate.high else interval
 
 
 def _mean_and_error(values: Any, form: Callable[[float], str] = _number) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,21 +34,25 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
     A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
     have the same ``environment``, ``variant`` and ``algorithm``.
 
+    Noise, and values varied for several algorithms, make variants, within which algorithms are compared. Values varied
+    for one algorithm alone belong to its name, so that they are compared with each other and with the others.
+
     :param records: of any algorithms, environments, variants and hyperparameters
     :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own,
         which name the differences
-    :return: columns ``environment``; ``variant``, the varied values; ``algorithm``, with the name of its variant and
-        any other differences; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of
-        episodes, NaN where unknown; and ``record``
+    :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant, values varied for it
+        alone, and any other differences; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``,
+        a share of episodes, NaN where unknown; and ``record``
     :raises StudyError: if hyperparameters differ within an algorithm, or numbers of steps within an environment, and
         ``separate_settings`` is not set
     """
     specs = [record.spec for record in records]
+    variants, algorithms = _variants_and_algorithms(specs)
     runs = pd.DataFrame(
         {
             "environment": [spec.env_id for spec in specs],
-            "variant": [spec.condition for spec in specs],
-            "algorithm": [spec.label for spec in specs],
+            "variant": variants,
+            "algorithm": algorithms,
             "seed": [spec.seed for spec in specs],
             "status": [record.status for record in records],
             "n_timesteps": [spec.n_timesteps for spec in specs],
@@ -64,6 +68,20 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
     return runs.sort_values(
         [*GROUP, "seed"], key=lambda column: column.map(order.index) if column.name == "algorithm" else column
     ).reset_index(drop=True)
+
+
+def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[str]]:
+    algorithms_with: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for spec in specs:
+        for change in spec.varied:
+            algorithms_with[change.partition("=")[0]].add((spec.algo, spec.variant_name))
+    shared = {name for name, algorithms in algorithms_with.items() if name == "noise" or len(algorithms) > 1}
+    variants, labels = [], []
+    for spec in specs:
+        variants.append(",".join(change for change in spec.varied if change.partition("=")[0] in shared))
+        own = joined([spec.variant_name, *(change for change in spec.varied if change.partition("=")[0] not in shared)])
+        labels.append(f"{spec.algo} ({own})" if own else spec.algo)
+    return variants, labels
 
 
 def _final(record: Record, name: str) -> float:

@@ -294,11 +294,31 @@ def test_success_rates(tmp_path, page):
     assert row == ["Hopper-v4", "–", "uatrpo", "2", "70.0% ± 20.0%", "50.0% to 90.0%", "50.0% ± 0.0%"]
 
 
-def test_variants_are_groups_of_their_own():
-    runs = tabulate_runs(
-        [make_record(variant=v, hyperparameters={"adversarial_noise": n}) for v, n in (("", 0), ("noise=1", 1))]
+def variants_and_algorithms(*runs: tuple[str, str]) -> list[list[str]]:
+    return (
+        tabulate_runs([make_record(*run[:1], variant=run[1]) for run in runs])[["variant", "algorithm"]]
+        .to_numpy()
+        .tolist()
     )
-    assert runs[["variant", "algorithm"]].to_numpy().tolist() == [["", "uatrpo"], ["noise=1", "uatrpo"]]
+
+
+def test_variants_are_groups_of_their_own():
+    assert variants_and_algorithms(("uatrpo", ""), ("uatrpo", "noise=1")) == [["", "uatrpo"], ["noise=1", "uatrpo"]]
+    assert variants_and_algorithms(
+        ("uatrpo", "gamma=0.9"), ("ppo", "gamma=0.9"), ("uatrpo", "gamma=0.5"), ("ppo", "gamma=0.5")
+    ) == [["gamma=0.5", "uatrpo"], ["gamma=0.5", "ppo"], ["gamma=0.9", "uatrpo"], ["gamma=0.9", "ppo"]]
+
+
+def test_values_varied_for_one_algorithm_belong_to_its_name():
+    """They are compared with each other and with the other algorithms, in one panel."""
+    assert variants_and_algorithms(
+        ("ppo", ""), ("uatrpo", ""), ("uatrpo", "noise=1,c=0,layers=[64, 64]"), ("uatrpo", "myopic,d=1")
+    ) == [["", "uatrpo"], ["", "uatrpo (myopic, d=1)"], ["", "ppo"], ["noise=1", "uatrpo (c=0, layers=[64, 64])"]]
+    # a variant by name is an algorithm of its own
+    assert variants_and_algorithms(("uatrpo", "c=0"), ("uatrpo", "myopic,c=0")) == [
+        ["c=0", "uatrpo"],
+        ["c=0", "uatrpo (myopic)"],
+    ]
 
 
 def test_order():
@@ -323,8 +343,39 @@ def test_shares_and_small_numbers_are_not_rounded_away(tmp_path, page):
     assert "12%" not in text
 
 
+def test_few_runs_are_warned_of_and_resamples_that_agree_are_no_interval(tmp_path, page):
+    def differences(name, n_runs):
+        runs = [
+            make_record(algo, seed=seed, final=100.0 * k + seed)
+            for k, algo in enumerate(("ppo", "trpo"))
+            for seed in range(n_runs)
+        ]
+        return section(page(write(tmp_path / name, *runs)), "Differences")
+
+    few, several = differences("few", 3), differences("several", 5)
+    assert "some groups have 3 runs" in few
+    assert "Do not rely" not in several
+    for text in (few, several):
+        (row,) = rows(text)
+        assert row[-2:] == ["0.00", "–"]
+
+
+def test_some_variants_alone(tmp_path, page):
+    folder = make_study(tmp_path / "study", n_seeds=2, env_ids=("Hopper-v4",))
+
+    def shown(*variants):
+        return {row[1] for row in rows(section(page(folder, variants=variants), "Returns"))}
+
+    assert shown() == shown("plain", "noise=1") == {"–", "noise=1"}
+    assert shown("plain") == {"–"}
+    assert shown("noise=1") == {"noise=1"}
+    with pytest.raises(StudyError, match="no runs of the variant 'noise=2'; there are plain, noise=1"):
+        page(folder, variants=("noise=2",))
+
+
 def test_titles_are_broken_between_settings_and_a_dollar_is_one(tmp_path):
-    records = [make_record(variant=v) for v in ("noise=1,trust_region_delta=0.03,layers=[64, 64]", "cost=$x^2$,y=$")]
+    variants = ("noise=1,trust_region_delta=0.03,layers=[64, 64]", "cost=$x^2$,y=$")
+    records = [make_record(algo, variant=variant) for algo in ("uatrpo", "ppo") for variant in variants]
     text = report(write(tmp_path / "study", *records), tmp_path / "report").read_text(encoding="utf-8")
     assert "cost=$x^2$,y=$" in text
     results = Results(tabulate_runs(records), (), 0.2)

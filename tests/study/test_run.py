@@ -316,10 +316,10 @@ def test_what_a_file_says_and_what_is_typed(tmp_path):
     study = read_study_file(file)
     assert study.pop("vary") == {"adversarial_noise": [1.0]}
     specs = plan(**study)
-    assert [(spec.label, spec.seed) for spec in specs] == [
-        (label, seed) for seed in (0, 1) for label in ("ppo", "ppo (myopic)", "uatrpo (myopic)")
+    assert [(spec.algo, spec.variant_name, spec.seed) for spec in specs] == [
+        (*named, seed) for seed in (0, 1) for named in (("ppo", ""), ("ppo", "myopic"), ("uatrpo", "myopic"))
     ]
-    assert {(spec.n_timesteps, spec.eval_freq, spec.condition) for spec in specs} == {(64, 0, "")}
+    assert all((spec.n_timesteps, spec.eval_freq, spec.varied) == (64, 0, []) for spec in specs)
     assert [spec.hyperparameters["gamma"] for spec in specs[1:3]] == [0.5, 0.5]
     (spec,) = plan(["uatrpo"], ["CartPole-v1"], [0], 64, eval_freq=0)
     # a name of a variant is part of the run
