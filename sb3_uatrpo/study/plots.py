@@ -171,8 +171,11 @@ def plot_kl_ratio_over_training(
     ax.axhline(1.0, color="0.2", linewidth=0.8, zorder=0)
     ax.set_yscale("log")
     low, high = ax.get_ylim()
-    # over less than a decade, a logarithmic locator would leave one or two ticks
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 10 * low else MaxNLocator(5, steps=TICKS))
+    # the narrower the range, the more ticks in a decade
+    if high > 2 * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 15 * low else (1, 1.5, 2, 3, 5, 7)))
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(7, steps=TICKS))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())
     return _over_training(ax, ratios, "actual / estimated KL")
