@@ -8,7 +8,7 @@ by bootstrap intervals over runs. Holm's method corrects *better* and *worse* fo
 judges the runs with adversarial noise.
 
 A variant of an algorithm, such as ``uatrpo_shrinkage (uncertainty_coef=0)``, is a method of its own. After the pairs of
-the rule, its algorithm and ``uatrpo_shrinkage`` are compared with each variant.
+the rule, each variant is compared with the methods of the rule.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from sb3_uatrpo.study import (
 )
 from sb3_uatrpo.study.results import tabulate_runs, update_values
 
+METHODS = ("uatrpo_shrinkage", "uatrpo", "trpo_matched")
 # The pairs of the rule
 PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
 KAPPA = 0.2
@@ -45,10 +46,9 @@ STATISTICS: dict[str, Difference] = {
 
 
 def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
-    """The pairs of the rule; then the algorithm of each variant, and ``uatrpo_shrinkage``, against the variant."""
+    """The pairs of the rule; then each variant against each method of the rule."""
     variants = sorted(method for method in methods if " (" in method)
-    others = [(first, variant) for variant in variants for first in (variant.partition(" (")[0], "uatrpo_shrinkage")]
-    return [*PAIRS, *dict.fromkeys(pair for pair in others if pair[0] in methods)]
+    return [*PAIRS, *((variant, plain) for variant in variants for plain in METHODS if plain in methods)]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

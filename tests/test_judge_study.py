@@ -129,13 +129,14 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
     ]
     assert compared == [
         "uatrpo_shrinkage against uatrpo, mean of the final returns",
-        "uatrpo_shrinkage against uatrpo_shrinkage (uncertainty_coef=0), mean of the final returns",
+        "uatrpo_shrinkage (uncertainty_coef=0) against uatrpo_shrinkage, mean of the final returns",
+        "uatrpo_shrinkage (uncertainty_coef=0) against uatrpo, mean of the final returns",
     ]
     main(["--folder", str(tmp_path)])
     assert "| uatrpo_shrinkage against uatrpo | better: +100 (" in capsys.readouterr().out
     table, compared = judged("--noise", "1")
     assert [method for method, *_ in table] == ["trpo_matched", "uatrpo_shrinkage (uncertainty_coef=0)"]
-    assert compared == []
+    assert compared == ["uatrpo_shrinkage (uncertainty_coef=0) against trpo_matched, mean of the final returns"]
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path), "--noise", "2"])
     assert "no finished runs with noise 2" in capsys.readouterr().err
