@@ -162,7 +162,9 @@ def test_the_agents_of_the_repository_go_on_learning(run_folder):
     model = UATRPO.load(path, env, device="cpu", n_steps=50)
     assert not model.sketch.y_fisher.any()
     model.learn(50)
-    assert "| return over 20 deterministic episodes |" in (run_folder / "README.md").read_text(encoding="utf-8")
+    assert "| return over 20 deterministic episodes, environment seed 2000000 |" in (
+        run_folder / "README.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_an_agent_of_the_repository_is_played(newcomer):
@@ -204,7 +206,8 @@ def test_the_variant_trains_and_acts(newcomer):
     said = run(python, "-m", "rl_zoo3.train", *common, "-n", "1000", *QUICK, cwd=folder)
     assert "hyperparams/uatrpo_shrinkage.yml" in said
     assert "('shrinkage', 0.75)" in said
-    enjoy = [*common, "-f", "logs", "-n", "200", "--no-render"]
+    # an episode has at most 500 steps
+    enjoy = [*common, "-f", "logs", "-n", "600", "--no-render"]
     assert "Episode Reward" in run(python, "-m", "rl_zoo3.enjoy", *enjoy, cwd=folder)
     plot = ["-a", "uatrpo_shrinkage", "-e", "CartPole-v1", "-f", "logs"]
     run(python, "-m", "rl_zoo3.plots.plot_train", *plot, cwd=folder, MPLBACKEND="Agg")

@@ -67,7 +67,7 @@ def make_studies(folder: Path) -> None:
     records, _ = study.read_records(folder)
     finals = [study.final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in records]
     estimate = assert_type(study.bootstrap_cvar(finals, kappa=0.5), study.Estimate)
-    print(records[0].spec.varied, estimate.value)
+    print(records[0].spec.algo, estimate.value)
 
 
 if __name__ == "__main__":
