@@ -359,11 +359,15 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
 
     def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
         plot_kl_ratio(ax, by_label, style)
-        ax.legend(loc="upper right", fontsize=8)
+        handles, labels = ax.get_legend_handles_labels()
+        # the panel's legend has the shares alone: labels that name hyperparameters would cover the bars
+        ax.legend(handles, [label.rpartition(": ")[2] for label in labels], loc="upper right", fontsize=8)
+        for handle, label in zip(handles, by_label, strict=True):
+            handle.set_label(label)
         # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
         ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
 
-    return _draw(ratios, draw, legend=False, size=(4.4, 2.9))
+    return _draw(ratios, draw, size=(4.4, 2.9))
 
 
 def _draw_performance_profiles(results: Results) -> Figure | None:

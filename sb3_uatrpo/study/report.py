@@ -222,7 +222,7 @@ def _differences(results: Results) -> Iterator[str]:
         return
     yield "## Differences"
     rows = []
-    unlike = set()
+    unlike: dict[str, list[str]] = {}
     for comparison in results.comparisons.itertuples():
         n_runs = f"{len(comparison.first)}, {len(comparison.second)}"
         t, p = comparison.welch
@@ -230,7 +230,7 @@ def _differences(results: Results) -> Iterator[str]:
         others = [*_estimate(comparison.cvar), *_probability(comparison.improvement)]
         rows.append([*comparison.panel, comparison.name, n_runs, *_estimate(comparison.mean), *welch, *others])
         if different := different_hyperparameters(comparison.first, comparison.second):
-            unlike.add(f"- {comparison.name} on {joined(comparison.panel)}: {'; '.join(different)}")
+            unlike.setdefault(f"{comparison.name}: {'; '.join(different)}", []).append(joined(comparison.panel))
     yield _table(
         "environment | variant | difference | runs | of means | interval | Welch t | p | "
         f"of {results.cvar_name} | interval | probability of improvement | interval",
@@ -245,7 +245,7 @@ def _differences(results: Results) -> Iterator[str]:
     # a difference may come from unequal hyperparameters, too
     if unlike:
         yield "**Not only the algorithms differ**, but also settings that both have:"
-        yield "\n".join(sorted(unlike))
+        yield "\n".join(f"- {settings} ({'; '.join(panels)})" for settings, panels in unlike.items())
 
 
 def _proposed_steps(results: Results) -> Iterator[str]:

@@ -233,7 +233,11 @@ def test_a_difference_names_what_else_differs(tmp_path, page):
     records += [make_record("trpo", seed=seed, hyperparameters=theirs) for seed in range(2)]
     folder = write(tmp_path / "study", *records)
     said = section(page(folder), "Differences")
-    assert "- uatrpo − trpo on Hopper-v4: gamma 0.995 and 0.99\n" in said
+    assert "- uatrpo − trpo: gamma 0.995 and 0.99 (Hopper-v4)\n" in said
+    elsewhere = [make_record(env_id="Swimmer-v4", hyperparameters={"gamma": 0.995})]
+    elsewhere += [make_record("trpo", env_id="Swimmer-v4", hyperparameters=theirs)]
+    said = section(page(write(tmp_path / "both", *records, *elsewhere)), "Differences")
+    assert "- uatrpo − trpo: gamma 0.995 and 0.99 (Hopper-v4; Swimmer-v4)\n" in said
     alike = [make_record("trpo", seed=seed, hyperparameters={"gamma": 0.995}) for seed in range(2)]
     folder = write(tmp_path / "alike", *records[:2], *alike)
     assert "Not only the algorithms differ" not in page(folder)
@@ -535,3 +539,16 @@ def test_importing_is_light():
     heavy = "('scipy', 'rliable', 'seaborn', 'ray', 'pandas', 'matplotlib')"
     assert loaded("from sb3_uatrpo.study import Record, StudyError, cvar", heavy) == "[]\n"
     assert loaded("import sb3_uatrpo", "'sb3_uatrpo.study'") == "[]\n"
+
+
+def test_no_label_covers_the_kl_ratios(tmp_path):
+    """The labels stand above the panels; within them, the shares alone."""
+    folder = make_study(tmp_path / "study", n_seeds=1)
+    results = Results(tabulate_runs(read_folder(folder)[0], separate_settings=True), (), 0.2)
+    figure = PICTURES["kl_ratio"](results)
+    (labels,) = figure.legends
+    assert [text.get_text() for text in labels.get_texts()] == results.labels
+    for ax in figure.axes:
+        shares = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert len(shares) == len(results.labels)
+        assert all(re.fullmatch(r"\d+% ≥ 2, \d+% ≥ 3", share) for share in shares)
