@@ -49,7 +49,7 @@ class _Loader:
 
     def __getattr__(self, name):
         if name == "loader":
-            # not there yet while it is unpickled
+            # not set yet while this object is being unpickled or copied
             raise AttributeError(name)
         return getattr(self.loader, name)
 

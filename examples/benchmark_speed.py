@@ -7,7 +7,7 @@ How fast is UATRPO compared with other algorithms, and where does the time of an
 
 UATRPO, MatchedTRPO, sb3-contrib's TRPO, PPO and A2C, and SBX's PPO where that is installed, learn in turns, one update
 at a time, with equal batches, critics and networks, so that slower and faster moments of the machine affect all of
-them. With ``--callbacks``, each algorithm except SBX's has those of RL Zoo (evaluations and checkpoints) and the
+them. With ``--callbacks``, each algorithm except SBX's gets RL Zoo's callbacks (evaluations and checkpoints) and the
 recorder of studies. "UATRPO, general" is UATRPO with SB3's own rollouts (`fast_rollouts=False`).
 
 The table has medians and ranges over the updates; ratios are medians of the ratios to sb3-contrib's TRPO and to PPO of
@@ -61,7 +61,7 @@ SBX = "PPO (SBX)"
 
 @dataclass(frozen=True)
 class Setting:
-    """What all algorithms have in common: steps in an update, over how many environments, and minibatches."""
+    """What all algorithms have in common: steps per update over all environments, environments, and minibatch size."""
 
     n_steps: int = 1000
     n_envs: int = 1
@@ -100,7 +100,7 @@ STAGES = ("env", "policy", "buffer", "products", "basis", "line search", "critic
 
 
 class Clock:
-    """Adds up the wall time of the functions it wraps; a nested function counts only for itself."""
+    """Adds up the wall time of the functions it wraps, each without the time of wrapped functions that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -131,7 +131,7 @@ def usual_callbacks(env: VecNormalize, folder: str) -> list[BaseCallback]:
 
 
 def one_update(model: OnPolicyAlgorithm, n_steps: int, callbacks: list[BaseCallback]) -> tuple[float, float]:
-    """Learn for one rollout and one update: seconds in all, and in ``train()`` alone."""
+    """Learn for one rollout and one update, and return the seconds in total and those in ``train()`` alone."""
     own = Clock()
     with mock.patch.object(model, "train", own.around("train", model.train)):
         start = time.perf_counter()
@@ -166,7 +166,7 @@ class InAnotherProcess:
 
 @contextmanager
 def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[None]:
-    """While this lasts, the stages of one of our algorithms report to the clock."""
+    """Within this context, the clock times the stages of one of our algorithms."""
     places: list[tuple[Any, str, str]] = [
         (model.env, "step", "env"),
         (storage.StepWriter, "add", "buffer"),
@@ -320,12 +320,12 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, n_steps: int, picture: Pa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
-    parser.add_argument("--n-steps", type=int, default=Setting.n_steps, help="steps in an update, of all environments")
+    parser.add_argument("--n-steps", type=int, default=Setting.n_steps, help="steps per update, over all environments")
     parser.add_argument("--n-envs", type=int, default=Setting.n_envs)
     parser.add_argument("--batch-size", type=int, default=Setting.batch_size, help="minibatch size of critics and PPO")
-    parser.add_argument("--callbacks", action="store_true", help="attach those of RL Zoo and of studies")
+    parser.add_argument("--callbacks", action="store_true", help="attach the callbacks of RL Zoo and of studies")
     parser.add_argument("--repetitions", type=int, default=15, help="updates of each algorithm")
-    parser.add_argument("--warm-up", type=int, default=5, help="untimed updates before these")
+    parser.add_argument("--warm-up", type=int, default=5, help="untimed updates before the timed ones")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()

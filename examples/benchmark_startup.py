@@ -37,7 +37,7 @@ def milliseconds(times: list[float]) -> str:
 
 
 def compare(one: tuple[str, list], other: tuple[str, list], repetitions: int) -> None:
-    """Run two commands alternately, and print medians with quartiles, of their times and of the differences."""
+    """Run two commands alternately, and print medians and quartiles of their times and of the differences."""
     times: dict[str, list[float]] = {one[0]: [], other[0]: []}
     for _ in range(repetitions):
         for label, command in (one, other):
@@ -57,7 +57,7 @@ def installed_hook() -> str:
 
 
 def bare_environment(folder: Path, hook: bool) -> Path:
-    """A virtual environment with nothing in it, or with the hook alone; its Python."""
+    """Create a virtual environment that is empty or holds only the hook, and return the path of its Python."""
     venv.create(folder)
     (site,) = (folder / "lib").glob("python*/site-packages")
     if hook:

@@ -6,7 +6,8 @@ Copy agents of a study into one folder, each with a model card.
     python -m rl_zoo3.enjoy --algo uatrpo --env Hopper-v4 -f agents
 
 There is one agent for each algorithm and task: that of the run with the given seed, whatever its return. Its model card
-says how it was trained and what it reaches in deterministic episodes. ``README.md`` in the folder lists all agents.
+says how it was trained and what return it reaches in deterministic episodes. ``README.md`` in the folder lists all
+agents.
 """
 
 import argparse
@@ -26,15 +27,15 @@ from sb3_uatrpo.study import Record, StudyError, final_return
 from sb3_uatrpo.study.folders import StudyFolder, find_runs
 from sb3_uatrpo.zoo import register
 
-# Far from those of training and of its evaluations
+# Seed of the environments here, far from those used in training and its evaluations
 SEED = 2_000_000
 PAGE = """\
 # Agents
 
 Each agent comes from the run with seed {seed}. The seed was fixed beforehand, so no agent was chosen for its return.
-The link leads to the model card. Returns of deterministic episodes are mean and standard deviation; they vary with the
-environment's seed, which is {evaluation_seed} here. At the end of training, the return is the mean over the last tenth
-of the steps, with sampled actions.
+The link leads to the model card. For deterministic episodes, the table gives the mean and standard deviation of the
+return, which vary with the environment's seed (here {evaluation_seed}). For the end of training, it gives the mean
+return over the last tenth of the steps, with sampled actions.
 
 {table}
 
@@ -60,9 +61,9 @@ def evaluate(run: Path, n_episodes: int) -> np.ndarray:
 
 def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
     """
-    :param record: of the training
-    :param returns: of deterministic episodes (``n_episodes``)
-    :param folder: that of all agents, which ``enjoy`` is given
+    :param record: record of the training
+    :param returns: returns of deterministic episodes (``n_episodes``)
+    :param folder: folder of all agents, to be given to ``enjoy``
     :return: the card, in Markdown
     """
     spec = record.spec
@@ -78,7 +79,7 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
     ]
     # MatchedTRPO has no sketch
     sketch = (
-        "The file holds no sketch of the trust region. If you train the agent further, it starts a new one.\n\n"
+        "The file holds no sketch of the trust region. Further training starts a new sketch.\n\n"
         if "n_projections" in spec.hyperparameters
         else ""
     )
@@ -103,7 +104,7 @@ python -m rl_zoo3.enjoy --algo {spec.algo} --env {spec.env_id} -f {folder.as_pos
 
 def training_return(record: Record) -> float:
     """
-    :param record: of a run
+    :param record: record of a run
     :return: its final return
     """
     return final_return(record.episodes["timesteps"], record.episodes["returns"], record.spec.n_timesteps)
@@ -111,7 +112,7 @@ def training_return(record: Record) -> float:
 
 def mean_and_deviation(returns: np.ndarray) -> str:
     """
-    :param returns: of some episodes (``n_episodes``)
+    :param returns: returns of some episodes (``n_episodes``)
     :return: their mean and standard deviation
     """
     return f"{returns.mean():,.0f} ± {returns.std(ddof=1):,.0f}"

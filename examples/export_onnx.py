@@ -6,8 +6,8 @@ Export a policy as an ONNX file, and compare its actions with ``predict``.
 
 The policy is that of a run of ``train_mujoco.py`` or of a saved model, with its statistics of VecNormalize, which are
 found as in ``watch_agent.py``. The file maps raw observations, one per row, to the actions of
-``predict(..., deterministic=True)``: it standardises observations if the agent was trained so, and clips actions to the
-bounds of the action space. Using it takes neither this package nor torch.
+``predict(..., deterministic=True)``: it standardises observations if the agent was trained that way, and clips actions
+to the bounds of the action space. Using it requires neither this package nor torch.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class DeterministicPolicy(th.nn.Module):
     From raw observations to the actions of ``predict(..., deterministic=True)``.
 
     :param policy: a policy that does not squash its actions
-    :param normalization: holds the running statistics of the observations; ``None`` if the policy was trained without
+    :param normalization: holds the running statistics of the observations; ``None`` if there are none
     """
 
     mean: th.Tensor
@@ -75,7 +75,7 @@ def main(args: list[str] | None = None) -> float:
     normalization = env if isinstance(env, VecNormalize) else None
     # a Dict has no shape
     if len(model.observation_space.shape or ()) != 1:
-        parser.error(f"only vectors of observations are exported, but those of {options.env} are not")
+        parser.error(f"only vector observations are supported, but the observations of {options.env} are not vectors")
 
     def raw() -> np.ndarray:
         """:return: the observations before VecNormalize, whose work the exported file does itself"""

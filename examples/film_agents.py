@@ -54,7 +54,7 @@ class Agent:
 
 
 def set_up_rendering() -> None:
-    """Render off-screen where there is no display, and pass on MuJoCo's warnings, except those that others cause."""
+    """Render off-screen if there is no display, and pass on MuJoCo's warnings as ``train_mujoco.py`` does."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -117,7 +117,7 @@ def film(agent: Agent, n_frames: int, fps: float, height: int) -> list[Image.Ima
     :param agent: it acts deterministically, from the start of an episode
     :param n_frames: number of frames
     :param fps: frames per second of the task's own time
-    :param height: of a frame, in pixels; the width follows from the task
+    :param height: height of a frame in pixels; the width follows from the task
     :return: the frames
     """
     steps_per_frame = agent.env.get_attr("metadata")[0]["render_fps"] / fps
@@ -138,7 +138,7 @@ def film(agent: Agent, n_frames: int, fps: float, height: int) -> list[Image.Ima
 
 def side_by_side(films: dict[str, list[Image.Image]]) -> list[Image.Image]:
     """
-    :param films: for each name, equally many frames of equal height
+    :param films: for each name, its frames; all films have the same number of frames, and all frames the same height
     :return: the frames beside each other, each above its name
     """
     font = ImageFont.load_default(size=CAPTION - 4)
@@ -157,7 +157,7 @@ def side_by_side(films: dict[str, list[Image.Image]]) -> list[Image.Image]:
 
 def encode(frames: list[Image.Image], fps: float, colors: int) -> bytes:
     """
-    :param frames: of equal size
+    :param frames: frames of equal size
     :param fps: frames per second
     :param colors: size of the palette, which all frames share: as nothing is dithered, still regions then cost nothing
     :return: an endless GIF
@@ -184,7 +184,7 @@ def main(args: list[str] | None = None) -> Path:
     parser.add_argument("--fps", type=float, default=12.5, help="frames per second")
     parser.add_argument("--height", type=int, default=150, help="height of the frames in pixels")
     parser.add_argument("--colors", type=int, default=64, help="size of the palette, at most 256")
-    parser.add_argument("--max-megabytes", type=float, default=1.5, help="no larger GIF is written")
+    parser.add_argument("--max-megabytes", type=float, default=1.5, help="write no GIF larger than this")
     parser.add_argument("--seed", type=int, default=0, help="seed of the environments")
     parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register environments of your own")
     options = parser.parse_args(args)

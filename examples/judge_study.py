@@ -35,7 +35,7 @@ METHODS = ("uatrpo_shrinkage", "uatrpo", "trpo_matched")
 PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
 KAPPA = 0.2
 ALPHA = 0.05
-# "no worse": at its lower end, the interval allows a loss of less than this fraction of the other's mean
+# "no worse": the lower end of the interval is a loss of less than this fraction of the other method's mean
 MARGIN = 0.1
 
 Difference = Callable[..., Estimate]
@@ -87,8 +87,8 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
     """
     Compare two methods on each task.
 
-    The i-th clearest of n differences, i = 0, …, is judged by its interval at 1 - 0.05/(n - i). The first interval that
-    contains zero ends the search.
+    Holm's method: the i-th clearest of n differences, i = 0, …, is judged by its interval at the confidence level
+    1 - 0.05/(n - i). The first interval that contains zero ends the procedure.
 
     :param samples: final returns of the first and of the second method, by task
     :param difference: takes two samples and returns their difference with its bootstrap interval

@@ -9,8 +9,9 @@ variant's direction v. Its score is g*'v/√(v'F*v): the true first-order improv
 divergence, whatever the length of the step. All variants see the same rollouts, so differences are paired. The table
 also has the KL ratio: the KL divergence of each step, ½η²v'F*v, divided by the method's own estimate.
 
-Every task and seed has a file in ``--folder``. What has a file is not measured again; a file with other updates or
-variants is refused.
+Each pair of task and seed has a file in ``--folder``. If the file exists, the measurement is not repeated; a file with
+other updates or variants is refused.
+
 ``--variant`` adds a variant or replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
 """
 
@@ -68,7 +69,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # By then, the averages of the projections have forgotten all but 0.9^30 = 4% of what came before
 UPDATES_TO_FILL_THE_SKETCH = 30
-# Rollouts whose Fisher matrices make up F*: it needs fewer than the gradient
+# Rollouts that F* is averaged over: it needs fewer than the gradient
 FISHER_ROLLOUTS = 8
 
 
@@ -118,7 +119,7 @@ class Candidates(BaseCallback):
         return {name: model for name, model in self.models.items() if isinstance(model, UATRPO)}
 
     def leaders(self) -> dict[tuple[Any, ...], UATRPO]:
-        """One model for each way to sketch: the averages do not depend on shrinkage, c and the solver."""
+        """One model for each kind of sketch: the averages do not depend on shrinkage, c or the solver."""
         return {
             (model.n_projections, model.ema_beta, model.sub_sampling_factor): model
             for model in reversed(self.sketched().values())
@@ -203,7 +204,7 @@ def measure(
     variants: dict[str, tuple[str, dict[str, Any]]],
     path: Path,
 ) -> Path:
-    """Train once and measure at each checkpoint, for one task and seed, unless that was done."""
+    """Train once and measure at each checkpoint, for one task and seed, unless its file exists."""
     if path.exists():
         return path
     warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
@@ -233,7 +234,7 @@ def measure(
 
 
 def differs(path: Path, updates: list[int], variants: Iterable[str]) -> str:
-    """What a measurement of other options has differently, as far as its file shows it; empty if nothing."""
+    """How a file's options differ from these, as far as the file shows them; empty if they do not."""
     checkpoints = json.loads(path.read_text())["checkpoints"]
     if list(checkpoints) != list(map(str, updates)):
         return f"--updates: {' '.join(checkpoints)}"

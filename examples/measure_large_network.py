@@ -60,7 +60,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--size", type=int, default=36, help="height and width of the images, at least 36")
     parser.add_argument("--n-projections", type=int, default=50)
     parser.add_argument("--n-steps", type=int, default=400, help="steps of a rollout")
-    parser.add_argument("--updates", type=int, default=3, help="before the policy is frozen")
+    parser.add_argument("--updates", type=int, default=3, help="updates before the policy is frozen")
     parser.add_argument("--reference-rollouts", type=int, default=16)
     parser.add_argument("--test-rollouts", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

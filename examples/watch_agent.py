@@ -55,7 +55,7 @@ def load_agent(
     """
     :param parser: reports errors, and ends the script
     :param options: what ``parser`` has parsed
-    :param render_mode: of the environment
+    :param render_mode: render mode of the environment
     :return: the model, and an environment that gives it observations as in training
     """
     file = options.agent / "model.zip" if options.agent.is_dir() else options.agent

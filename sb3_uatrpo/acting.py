@@ -58,7 +58,7 @@ class ActingMLP:
         self._children = [module._modules for module in policy.modules() if module._modules]
         self._n_children = list(map(len, self._children))
         hooks = (hooks for module in policy.modules() for hooks in forward_hooks(module))
-        # each module names the global ones again
+        # forward_hooks returns the global ones again for each module
         self._hooks = list({id(each): each for each in hooks}.values())
 
         self._mlp = mlp.copied()
@@ -75,7 +75,7 @@ class ActingMLP:
             and not (self._normalize_images and is_image_space(self._space))
         )
         widths = sum(len(dense.weight) for dense in (*mlp.actor, *mlp.critic))
-        #: bytes that the evaluation of one step takes
+        #: bytes that the evaluation of one step needs
         self.bytes_per_step = mlp.actor[0].weight.element_size() * (2 * mlp.actor[0].weight.shape[1] + widths)
 
     @staticmethod
@@ -95,7 +95,7 @@ class ActingMLP:
     def is_current(self) -> bool:
         """
         :return: whether the policy still equals the copy in every parameter and part, none of its methods was replaced,
-            and no forward hook is called, neither of its modules nor a global one
+            and there is no forward hook, global or on its modules
         """
         return (
             all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
@@ -115,7 +115,7 @@ class ActingMLP:
         return self._tensor_features(observations).numpy()
 
     def _tensor_features(self, observations: Observations) -> th.Tensor:
-        """What the policy's extractor, which only flattens, makes of observations; it may have been replaced since."""
+        """Observations flattened as by the policy's extractor, which may have been replaced since the copy was made."""
         tensors = obs_as_tensor(observations, th.device("cpu"))
         prepared = preprocess_obs(tensors, self._space, normalize_images=self._normalize_images)
         if isinstance(prepared, dict):
@@ -125,7 +125,7 @@ class ActingMLP:
     @np.errstate(all="ignore")
     def sample(self, observations: Observations) -> Array:
         """
-        :param observations: those of one step, in all environments
+        :param observations: the observations of one step in all environments
         :return: actions, as the policy's distribution draws them
         :raises ValueError: if the distribution's parameters are not finite, as in the policy itself
         """
@@ -139,8 +139,8 @@ class ActingMLP:
 
     def evaluate(self, observations: Observations, actions: Array) -> tuple[th.Tensor, th.Tensor]:
         """
-        :param observations: those of n steps
-        :param actions: as ``sample`` returned them
+        :param observations: the observations of n steps
+        :param actions: the actions that ``sample`` returned for them
         :return: the steps' values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
         """
         with th.no_grad():
@@ -207,7 +207,7 @@ def _gaussian(mlp: PlainMLP) -> Sampler:
 
     def draw(means: Array) -> Array | None:
         nonlocal noise, numbers
-        # before any number is drawn: the policy itself then draws them
+        # refused before any number is drawn, so that the policy itself can draw them
         if not (is_finite and np.isfinite(means).all()):
             return None
         if numbers.shape != means.shape:

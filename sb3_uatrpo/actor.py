@@ -38,7 +38,7 @@ class Actor:
         self._gradient_hooks = GradientHooks(policy)
         #: θ_k in parts, in the policy's order
         self.params: tuple[th.Tensor, ...] = ()
-        #: bytes that the graph of one step's head keeps, without the parameters
+        #: bytes that the graph of one step's head keeps, excluding the parameters
         self.bytes_per_step = 0
 
     @property
@@ -73,7 +73,7 @@ class Actor:
         try:
             self.policy.set_training_mode(False)
             self.policy.action_dist = unchecked(distribution)
-            # a plain MLP has no attention, and the mode would intercept every call of torch
+            # a plain MLP has no attention, and the mode would intercept every torch call
             attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
             with self._gradient_hooks.set_aside(), attention:
                 yield
@@ -85,7 +85,7 @@ class Actor:
         """
         Find θ: the parameters that require gradients and that appear in the action distribution's graph.
 
-        :param observations: those of all steps, since a network may use some parameters at some steps only
+        :param observations: the observations of all steps, since a network may use some parameters only at some steps
         :param n_steps: n, number of steps
         """
         self.bytes_per_step = self._bytes_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
@@ -109,7 +109,7 @@ class Actor:
         return parts_of(n_steps, self.bytes_per_step)
 
     def _bytes_of_graph(self, observations: th.Tensor | TensorDict, n_steps: int) -> int:
-        """Bytes per step that autograd saves for the backward pass, besides the parameters, measured on few steps."""
+        """Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps."""
         known = {param.data_ptr() for param in self.policy.parameters()}
         n_bytes = 0
 

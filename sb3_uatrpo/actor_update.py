@@ -72,10 +72,10 @@ class ActorUpdate:
     """
     A completed update of the actor.
 
-    :param status: how it ended; the actor has moved only if a step was accepted
-    :param reason: why it was refused, if it was
-    :param proposed: effect of the full step, if there was one
-    :param reached: effect of the step that was taken; of a step of length zero if none was
+    :param status: how the update ended; the actor has moved only if a step was accepted
+    :param reason: why the update was refused; empty if it was not
+    :param proposed: effect of the full step; None if the update was refused
+    :param reached: effect of the step that was taken, or of a step of length zero if none was taken
     :param diagnostics: values to log, by name
     """
 

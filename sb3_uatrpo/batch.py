@@ -13,8 +13,8 @@ from stable_baselines3.common.type_aliases import TensorDict
 
 class NonFiniteRolloutError(FloatingPointError, ValueError):
     """
-    The rollout contains NaN or infinity. It is a ``ValueError`` too, as torch's errors about such parameters are, so
-    that RL Zoo prunes the trial of a search instead of ending the search.
+    The rollout contains NaN or infinity. This is also a ``ValueError``, like torch's error about distribution
+    parameters that are not finite, so that a hyperparameter search of RL Zoo prunes the trial instead of ending.
     """
 
 
@@ -54,7 +54,7 @@ class Batch:
 def rows_of(observations: th.Tensor | TensorDict, rows: slice | th.Tensor) -> Any:
     """
     :param observations: shape ``(n, ...)``, or a dict of such
-    :param rows: which of them
+    :param rows: the rows to take
     :return: these rows, in the same form
     """
     if isinstance(observations, dict):
@@ -74,7 +74,7 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     :raises NonFiniteRolloutError: if an observation, reward, advantage or return is NaN or infinite
     """
     assert rollout_buffer.full, (
-        f"the rollout buffer holds {rollout_buffer.pos} of {rollout_buffer.buffer_size} steps: an update needs all"
+        f"the rollout buffer holds {rollout_buffer.pos} of {rollout_buffer.buffer_size} steps, but it has to be full"
     )
     _check_finite(rollout_buffer)
     pieces = list(_samples(rollout_buffer))
@@ -125,7 +125,7 @@ def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
     Counting the fragment as well would make it two.
 
     :param rollout_buffer: a full buffer
-    :return: n of R_n² when a sample is a trajectory
+    :return: the n in R_n² when a sample is a trajectory
     """
     started = np.count_nonzero(rollout_buffer.episode_starts, axis=0)
     return int(np.maximum(started, 1).sum())

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
 
-#: Stable-Baselines3's own ways to draw minibatches, as they are before anybody replaces them
+#: Stable-Baselines3's own methods for drawing minibatches, recorded before anyone can replace them
 _OWN_SAMPLING = [(cls.get, cls._get_samples) for cls in (RolloutBuffer, DictRolloutBuffer)]
 
 
@@ -31,7 +31,7 @@ def fit_values(
     """
     Minimise the mean of (V(s_i) - R_i)² over minibatches of the rollout, with the policy's optimizer.
 
-    A minibatch whose loss or gradient is not finite changes nothing, with a warning.
+    A minibatch whose loss or gradient is not finite is skipped, with a warning.
 
     :param policy: left in training mode
     :param rollout_buffer: a full buffer; its ``get`` yields the minibatches
@@ -39,7 +39,7 @@ def fit_values(
     :param n_epochs: passes over the rollout
     :param actor_params: parameters that the actor depends on; those that it shares with the critic are not changed
     :param fast_path: decides whether the gradients of a plain MLP are computed without a graph
-    :return: the loss of each minibatch that was taken
+    :return: the loss of each minibatch that was not skipped
     """
     policy.set_training_mode(True)
     acting = set(actor_params)
@@ -104,7 +104,7 @@ class _GraphGradients:
 
 
 class _ArrayGradients:
-    """Gradients of a plain MLP, computed in NumPy from the parameters where they are."""
+    """Gradients of a plain MLP, computed in NumPy on the memory of the parameters."""
 
     def __init__(self, mlp: PlainMLP) -> None:
         self._mlp = mlp
@@ -167,7 +167,7 @@ class _ArrayGradients:
     @np.errstate(all="ignore")
     def differences(self, general: _GraphGradients, rollout_buffer: RolloutBuffer, batch_size: int) -> list[str]:
         """
-        What differs beyond rounding from values and gradients with a graph, at some real observations.
+        Names of the quantities that differ from autograd's by more than rounding, at some observations of the rollout.
 
         Every target is below its value by the same amount, so all errors have one sign. With real targets, errors may
         cancel in the gradient and leave only rounding to compare.
@@ -191,7 +191,7 @@ class _ArrayGradients:
 
 
 def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
-    """Some observations of a buffer, flattened already or not, as the policy takes them."""
+    """The first observations of a buffer, flattened or not, in the form that the policy takes."""
 
     def first(array: np.ndarray) -> th.Tensor:
         rows = array if rollout_buffer.generator_ready else array.reshape(-1, *array.shape[2:])
@@ -204,7 +204,7 @@ def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
 
 
 def _accumulation_hooks(param: th.Tensor) -> Iterable[Callable[[th.Tensor], None]]:
-    """The hooks that torch calls when ``backward()`` has added to ``param.grad``, which only ``backward()`` does."""
+    """The hooks that torch calls after ``backward()`` has added to ``param.grad``; ``autograd.grad`` calls none."""
     return (param._post_accumulate_grad_hooks or {}).values()
 
 
@@ -216,12 +216,12 @@ def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
 @contextmanager
 def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
-    Within this context, Adam and AdamW on the CPU use their fused implementation, unless the user chose one.
+    Within this context, Adam and AdamW on the CPU use their fused implementation, unless the user has chosen another.
 
     It updates all parameters in one call, computes the same numbers up to rounding, and has the same state in a
     checkpoint. It runs through memory, so a parameter, its gradient and its state must have the same memory layout:
-    gradients are given that of the parameter, and parameters and state have to be contiguous. Step hooks would see the
-    changed setting.
+    gradients get the layout of the parameter, and parameters and state have to be contiguous. An optimizer with step
+    hooks is left alone, because the hooks would see the changed setting.
     """
     groups = optimizer.param_groups
     is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)

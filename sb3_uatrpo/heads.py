@@ -77,7 +77,7 @@ class Head(ABC):
 
 class GaussianHead(Head):
     """
-    Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). gSDE's distribution given the state is one, too.
+    Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). Given the state, gSDE's distribution has this form too.
 
     :param bijector: the squashing function of the actions, if any; the Gaussian is over its input
     """
@@ -186,8 +186,8 @@ def head_of(distribution: Any) -> Head:
     kind = type(distribution)
     if kind not in _HEADS:
         raise ValueError(
-            f"policy: its action distribution is {kind.__name__}, for which no Fisher matrix is known here; "
-            f"accepted are {', '.join(known.__name__ for known in _HEADS)}"
+            f"policy: the action distribution {kind.__name__} is not supported, because its Fisher matrix is not known "
+            f"here; use one of {', '.join(known.__name__ for known in _HEADS)}"
         )
     return _HEADS[kind](distribution)
 
@@ -244,7 +244,7 @@ _UNCHECKED: dict[type[Distribution], type[Distribution]] = {
 }
 
 
-#: Stable-Baselines3's methods, as they are before anybody replaces them in its classes
+#: Stable-Baselines3's own methods, recorded before anyone can replace them in its classes
 _OWN_PARAMETERS = {kind: kind.proba_distribution for kind in _UNCHECKED}
 
 
@@ -256,7 +256,8 @@ def unchecked(distribution: Any) -> Any:
     finite. torch itself can switch its checks off only for the whole process, other threads included.
 
     :param distribution: one that ``head_of`` accepts; it is not changed
-    :return: the copy; a plain one if the method of Stable-Baselines3's class that sets the parameters was replaced
+    :return: the copy; it still validates its parameters if ``proba_distribution`` of Stable-Baselines3's class, which
+        sets them, was replaced
     """
     twin = copy.copy(distribution)
     kind = type(distribution)

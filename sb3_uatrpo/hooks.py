@@ -49,7 +49,7 @@ class GradientHooks:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within this context, no hook is called but global ones, on which other threads may rely."""
+        """Within this context, only global hooks are called; these stay, since other threads may rely on them."""
         try:
             for owner, name, _, empty in self._kept:
                 setattr(owner, name, empty())
@@ -60,7 +60,7 @@ class GradientHooks:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Within ``set_aside``: the hooks are called again in this context."""
+        """For use within ``set_aside``: in this context, the hooks are called again."""
         try:
             for owner, name, hooks, _ in self._kept:
                 setattr(owner, name, hooks)

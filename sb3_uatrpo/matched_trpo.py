@@ -22,14 +22,14 @@ class MatchedTRPO(TrustRegionAlgorithm):
     r"""
     Trust Region Policy Optimization (TRPO) as a matched baseline for UATRPO
 
-    Batch, Fisher matrix, subsampling, line search, critic, logging and adversarial noise are UATRPO's, so that a
-    comparison differs only in what the paper changes. As TRPO is usually written,
+    Batch, Fisher matrix, subsampling, line search, critic, logging and adversarial noise are UATRPO's, so that the two
+    methods differ only in what the paper changes. As TRPO is usually written,
 
     .. math:: (\hat F+\text{damping}\cdot I)\,v=\hat g \text{ by conjugate gradients}, \qquad
         \eta=\sqrt{2\delta_{KL}\,/\,v'(\hat F+\text{damping}\cdot I)v}
 
-    with the KL divergence *summed* over action dimensions. sb3-contrib's TRPO takes the mean over them, so the same δ
-    allows a KL divergence that is larger by their number.
+    with the KL divergence *summed* over action dimensions. sb3-contrib's TRPO takes the mean over them: with A action
+    dimensions, the same δ allows A times the KL divergence there.
 
     Paper: Schulman et al., *Trust Region Policy Optimization*, ICML 2015, https://arxiv.org/abs/1502.05477; the
     defaults are those of the UA-TRPO paper's experiments (its appendix).
@@ -46,10 +46,10 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :param target_kl: δ_KL > 0, size of the trust region in nats
     :param cg_max_steps: maximum number of conjugate-gradient steps
     :param cg_damping: multiple of the identity added to F̂, at least 0
-    :param sub_sampling_factor: F̂ takes every ``sub_sampling_factor``-th step of the batch
+    :param sub_sampling_factor: F̂ is estimated from every ``sub_sampling_factor``-th step of the batch
     :param normalize_advantage: Whether to standardise the advantages over the batch
-    :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
-        standard error of ĝ_j over the batch
+    :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
+        replaced by ĝ_j - x·se_j·sign(ĝ_j), where se_j is the standard error of ĝ_j over the batch
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
     :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``

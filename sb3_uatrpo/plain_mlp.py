@@ -33,7 +33,7 @@ from sb3_uatrpo.core.layers import Layer
 from sb3_uatrpo.heads import Head
 from sb3_uatrpo.hooks import forward_hooks
 
-#: What acting and updates use of a distribution.
+#: The methods of a distribution that acting and updates call.
 DISTRIBUTION_METHODS = ("sample", "mode", "get_actions", "log_prob", "proba_distribution")
 #: Elementwise activations that have no parameters.
 _ACTIVATIONS = (
@@ -60,7 +60,7 @@ def _methods(kind: type, names: Iterable[str]) -> list[Any]:
     return [getattr(kind, name, None) for name in names]
 
 
-#: The methods as Stable-Baselines3 has them, before anybody replaces them in its classes.
+#: Stable-Baselines3's own methods, recorded before anyone can replace them in its classes.
 _DISTRIBUTIONS = {
     kind: _methods(kind, DISTRIBUTION_METHODS)
     for kind in (
@@ -70,7 +70,7 @@ _DISTRIBUTIONS = {
         MultiCategoricalDistribution,
     )
 }
-#: Those of the policy. One with another one may do more than its layers do.
+#: The same for the policy: a policy that redefines one of these methods may do more than its layers do.
 POLICY_METHODS = (
     "__call__",
     "forward",
@@ -81,8 +81,8 @@ POLICY_METHODS = (
     "_get_action_dist_from_latent",
 )
 _POLICY = _methods(ActorCriticPolicy, POLICY_METHODS)
-#: Largest difference that counts as rounding, relative to the largest output: far above what another order of summation
-#: changes in float32, and far below any deliberate change.
+#: Largest difference that counts as rounding, relative to the largest output: far above the effect of another order of
+#: summation in float32, and far below that of any deliberate change.
 _RELATIVE_TOLERANCE = 1e-4
 
 
@@ -102,7 +102,7 @@ class Dense:
 
     def activate(self, outputs: th.Tensor) -> th.Tensor:
         """
-        :param outputs: Wx + b, which is not changed, even by activations that work in place
+        :param outputs: Wx + b; not changed, even by in-place activations
         :return: the next layer's input
         """
         for activation in self.activations:
@@ -114,6 +114,7 @@ class Dense:
 
     @property
     def params(self) -> list[th.Tensor]:
+        """W, and b if there is one."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
@@ -122,11 +123,11 @@ class PlainMLP:
     """
     Actor and critic of a standard MLP policy as two chains of dense layers.
 
-    :param policy: where it comes from
+    :param policy: the policy that the layers come from
     :param actor: from the features to the Gaussian's means or to the logits
     :param critic: from the features to the value
-    :param log_std: of the Gaussian, shape ``(action_dim,)``; None for other distributions
-    :param action_dist: the policy's distribution; a copy
+    :param log_std: log σ of the Gaussian, shape ``(action_dim,)``; None for other distributions
+    :param action_dist: a copy of the policy's distribution
     """
 
     policy: ActorCriticPolicy
@@ -139,7 +140,7 @@ class PlainMLP:
     def recognise(policy: Any) -> "PlainMLP | None":
         """
         :param policy: any policy
-        :return: the policy taken apart, or None if it is no standard MLP
+        :return: the policy's layers, or None if it is not a standard MLP
         """
         if _methods(type(policy), POLICY_METHODS) != _POLICY or vars(policy).keys() & set(POLICY_METHODS):
             return None
@@ -161,12 +162,12 @@ class PlainMLP:
             return None
         log_std = None
         if isinstance(policy.action_dist, DiagGaussianDistribution):
-            # neither a buffer nor a function of other parameters, and not one number for several actions
+            # log σ must be a parameter, not a buffer or a function of parameters, with a number per action dimension
             log_std = policy._parameters.get("log_std")
             if log_std is None or log_std.shape != (len(actor[-1].weight),):
                 return None
         mlp = PlainMLP(policy, actor, critic, log_std, copy.copy(policy.action_dist))
-        # products need each parameter in one place
+        # products need each parameter to occur only once
         return mlp if len(set(mlp.actor_params)) == len(mlp.actor_params) else None
 
     @property
@@ -182,7 +183,7 @@ class PlainMLP:
 
     @property
     def is_numpy_compatible(self) -> bool:
-        """Whether NumPy can compute with the parameters where they are."""
+        """Whether NumPy can compute on the memory of the parameters."""
         return all(
             param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous()
             for param in (*self.actor_params, *self.critic_params)
@@ -202,7 +203,7 @@ class PlainMLP:
 
     def copied(self) -> "PlainMLP":
         """
-        :return: the same with parameters and activations of its own, without gradients
+        :return: a copy with its own parameters and activations, without gradients
         """
         copies = {param: param.detach().clone() for param in (*self.actor_params, *self.critic_params)}
 
@@ -221,44 +222,44 @@ class PlainMLP:
 
     def features(self, observations: PyTorchObs) -> th.Tensor:
         """
-        :param observations: of n steps
-        :return: what both chains start from, shape ``(n, i)``
+        :param observations: observations of n steps
+        :return: the features that both chains start from, shape ``(n, i)``
         """
         return BaseModel.extract_features(self.policy, observations, self.policy.pi_features_extractor)
 
     def outputs(self, features: th.Tensor) -> th.Tensor:
         """
-        :param features: of n steps
+        :param features: features of n steps, shape ``(n, i)``
         :return: the Gaussian's means or the logits, shape ``(n, o)``
         """
         return _through(self.actor, features)
 
     def distribution(self, outputs: th.Tensor) -> Distribution:
         """
-        :param outputs: of the actor, shape ``(n, o)``
+        :param outputs: the actor's outputs, shape ``(n, o)``
         :return: the policy's action distribution
         """
         return _with_parameters(copy.copy(self.action_dist), outputs, self.log_std)
 
     def values(self, features: th.Tensor) -> th.Tensor:
         """
-        :param features: of n steps
+        :param features: features of n steps, shape ``(n, i)``
         :return: the critic's values, shape ``(n, 1)``
         """
         return _through(self.critic, features)
 
     @property
     def n_outputs(self) -> int:
-        """Outputs of all of the actor's layers."""
+        """Number of outputs of all the actor's layers together."""
         return sum(len(dense.weight) for dense in self.actor)
 
     def linearize(
         self, observations: PyTorchObs, params: tuple[th.Tensor, ...], head: Head
     ) -> tuple[th.Tensor, tuple[th.Tensor, ...], tuple[Layer, ...]]:
         """
-        The head with a graph of its own, to which no hook of the policy is attached.
+        The head in a graph of its own, without the policy's hooks.
 
-        :param observations: of n steps
+        :param observations: observations of n steps
         :param params: the parameters that make up θ, in the order of their coordinates; others are constants
         :param head: turns a distribution into its head vector
         :return: h, shape ``(n, k)``; the leaves of its graph, one for each parameter; and its layers
@@ -316,8 +317,8 @@ def _is_unmodified(module: nn.Module) -> bool:
 
 def as_arrays(chain: Iterable[Dense]) -> ArrayMLP:
     """
-    :param chain: on the CPU
-    :return: the chain on arrays that share the memory of its parameters
+    :param chain: layers on the CPU
+    :return: the same layers on arrays that share the memory of their parameters
     """
     layers = []
     for dense in chain:
@@ -366,7 +367,7 @@ def same_but_for_rounding(ours: th.Tensor, theirs: th.Tensor) -> bool:
 
 
 class FastPath:
-    """Decides whether a policy is treated as a plain MLP, and warns once if one that looks like it is not."""
+    """Decides whether a policy is treated as a plain MLP, and warns once if it looks like one but is not."""
 
     def __init__(self) -> None:
         self._has_warned = False
@@ -388,7 +389,7 @@ class FastPath:
             self._has_warned = True
             warnings.warn(
                 "The policy looks like a standard MLP, but its layers alone do not reproduce "
-                f"{' and '.join(differences)} of the policy itself. The general code path is used, which is slower.",
+                f"{' and '.join(differences)} that the policy itself computes. The slower general code path is used.",
                 stacklevel=4,
             )
         return not differences

@@ -19,14 +19,14 @@ class RolloutLocals(dict[str, Any]):
     """
     A dict that computes some of its values when they are first read, by whatever method, and then keeps them.
 
-    Readers always get the value itself, never a placeholder. Only ``update`` from another dict of this class takes
-    over unread values without computing them.
+    Readers always get the value itself, never a placeholder. Only ``update`` from another dict of this class copies
+    unread values without computing them.
     """
 
     def defer(self, name: str, find: Callable[[], Any]) -> None:
         """
         :param name: name of the value
-        :param find: returns the value, the same one at each call
+        :param find: returns the value; every call must return the same one
         """
         dict.__setitem__(self, name, _Deferred(find))
 
@@ -37,8 +37,8 @@ class RolloutLocals(dict[str, Any]):
             super().__setitem__(name, value)
         return value
 
-    # The methods below read through __getitem__, which dict's own do not. Python's ways of copying, as in dict(found),
-    # {**found} and f(**found), also read through it, but only if __iter__ is overridden.
+    # The methods below read through __getitem__; dict's own methods do not. dict(found), {**found} and f(**found) read
+    # through it too, but only if __iter__ is overridden.
 
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
@@ -98,10 +98,10 @@ class RolloutLocals(dict[str, Any]):
 
 class CallbacksWithRolloutLocals(CallbackList):
     """
-    Shares one ``RolloutLocals`` among all callbacks, nested ones included, so that what none of them reads is not
-    computed at each step.
+    Shares one ``RolloutLocals`` among all callbacks, nested ones included, so that a value that no callback reads is
+    not computed at each step.
 
-    :param callback: a callback that is initialised already
+    :param callback: a callback that has already been initialised
     """
 
     def __init__(self, callback: BaseCallback) -> None:

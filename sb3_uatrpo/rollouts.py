@@ -18,14 +18,16 @@ from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage
 
-#: This many steps are evaluated at once, or fewer if their features and activations would take more bytes than that.
+#: ROWS_AT_ONCE steps are evaluated at once, or fewer if their features and activations would take more than
+#: EVALUATION_BYTES.
 ROWS_AT_ONCE = 512
 EVALUATION_BYTES = 16 * 2**20
 
 
-#: Stable-Baselines3's own, as they are before anybody replaces them
+#: Stable-Baselines3's own ``add`` methods, recorded before anyone can replace them
 _USUAL_ADD = (RolloutBuffer.add, DictRolloutBuffer.add)
-#: Local variables of the loop below that Stable-Baselines3's does not have; callbacks may copy all that they see
+#: Local variables of the loop below that Stable-Baselines3's loop does not have. They are hidden from callbacks, which
+#: may copy everything that they see.
 _OWN_LOCALS = ("__class__", "acting", "drawn", "evaluation", "step", "writer")
 
 
@@ -33,9 +35,9 @@ class StepEvaluation:
     """
     Values and log-probabilities of one step of all environments, computed when one of them is first read.
 
-    :param acting: what drew the actions
-    :param observations: of the step
-    :param actions: as they were drawn
+    :param acting: the copy of the policy that drew the actions
+    :param observations: the observations of the step
+    :param actions: the actions as drawn
     """
 
     __slots__ = ("_acting", "_found", "_stored", "actions", "observations")
@@ -48,6 +50,7 @@ class StepEvaluation:
 
     @property
     def was_read(self) -> bool:
+        """Whether a value or a log-probability of this step has been read."""
         return self._found is not None
 
     def find(self) -> tuple[th.Tensor, th.Tensor]:
@@ -71,13 +74,13 @@ class StepEvaluation:
 
 class DeferredEvaluation:
     """
-    Values and log-probabilities of a rollout's steps, computed in batches after the last of them.
+    Values and log-probabilities of a rollout's steps, computed in batches.
 
     Those that a callback has read go into the buffer with their step and are not computed again, since the callback may
     have written into them.
 
-    :param acting: what acts
-    :param rollout_buffer: where the steps are kept
+    :param acting: the copy of the policy that acts
+    :param rollout_buffer: the buffer that receives the steps
     """
 
     def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
@@ -90,8 +93,8 @@ class DeferredEvaluation:
     def take(self, step: StepEvaluation) -> tuple[th.Tensor | None, th.Tensor | None]:
         """
         :param step: the step that goes into the buffer next
-        :return: values and log-probabilities, if they were read or if an ``add`` of the user's is going to read them;
-            None for those that come later
+        :return: the values and log-probabilities, if a callback has read them or a user's own ``add`` will read them;
+            otherwise None for both, and ``fill`` writes them later
         """
         if step.was_read or "add" in vars(self._buffer):
             return step.find()
@@ -105,7 +108,7 @@ class DeferredEvaluation:
         return None, None
 
     def fill(self) -> None:
-        """Write into the buffer the values and log-probabilities of all steps where no callback has read them."""
+        """Compute the values and log-probabilities that no callback has read, and write them into the buffer."""
         n_envs, steps, unread = self._buffer.n_envs, self._steps, self._unread
         n_rows = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
         n_steps = max(1, n_rows // n_envs)
@@ -113,7 +116,7 @@ class DeferredEvaluation:
             some = steps[start : start + n_steps]
             observations = _joined([step.observations for step in some])
             actions = np.concatenate([step.actions for step in some])
-            # a single step may have more rows, one for each environment
+            # a single step may have more rows than that, one for each environment
             parts = [slice(row, row + n_rows) for row in range(0, len(actions), n_rows)]
             found = [self._acting.evaluate(rows_of(observations, part), actions[part]) for part in parts]
             places = unread[start : start + n_steps]
@@ -135,14 +138,14 @@ def _copied(observations: Any) -> Any:
 
 
 def _joined(observations: list[Any]) -> Any:
-    """Observations of some steps, step after step, as the policy takes them."""
+    """The observations of several steps, step after step, in the form that the policy takes."""
     if isinstance(observations[0], dict):
         return {key: np.concatenate([step[key] for step in observations]) for key in observations[0]}
     return np.concatenate(observations)
 
 
 def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
-    """The local variables of a rollout, with those that are computed only when they are read."""
+    """A rollout's local variables as callbacks see them: some are computed only when they are read."""
     seen = RolloutLocals(local)
     for name in _OWN_LOCALS:
         dict.pop(seen, name, None)
@@ -155,7 +158,7 @@ def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> Rol
 
 class DeferredRollouts(OnPolicyAlgorithm):
     """
-    On-policy base class whose rollouts evaluate the visited states in batches, after the last of them.
+    On-policy base class whose rollouts evaluate the visited states in batches, not step by step.
 
     The buffer holds what Stable-Baselines3's own ``collect_rollouts`` leaves there: the same states, actions and
     rewards, since actions are drawn by the same operations from the same random stream, and values and
@@ -163,8 +166,9 @@ class DeferredRollouts(OnPolicyAlgorithm):
     ``log_probs`` from their locals get the tensors themselves, computed on demand.
 
     This is done for standard MLP policies on the CPU and buffers with the usual ``add``. In all other cases, rollouts
-    are collected by Stable-Baselines3 itself. If the policy changes during a rollout, it acts and evaluates by itself,
-    step by step, for the rest of it. During a rollout the buffer's own ``values`` and ``log_probs`` are still zero.
+    are collected by Stable-Baselines3 itself. If the policy changes during a rollout, it acts and evaluates itself,
+    step by step, for the rest of the rollout. During a rollout, the buffer's ``values`` and ``log_probs`` are zero
+    until they are computed.
     """
 
     fast_rollouts: bool
@@ -202,7 +206,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
         try:
             while n_steps < n_rollout_steps:
                 if acting is not None and not (acting.is_current() and acting.policy is self.policy):
-                    # the steps so far are evaluated as they were acted; from here on, the changed policy does it all
+                    # the copy that acted so far evaluates its steps; from here on, the changed policy does both
                     evaluation.fill()
                     acting = None
                 if acting is None:
@@ -249,7 +253,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
         return True
 
     def _who_acts(self, rollout_buffer: RolloutBuffer) -> ActingMLP | None:
-        """What acts in the place of the policy, or None if the policy has to."""
+        """The copy that acts in place of the policy, or None if the policy has to act itself."""
         if not self.fast_rollouts or type(rollout_buffer).add not in _USUAL_ADD or "add" in vars(rollout_buffer):
             return None
         assert self._last_obs is not None, "No previous observation was provided"

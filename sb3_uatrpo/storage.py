@@ -13,7 +13,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 
-#: Methods of Stable-Baselines3's class, as they are before anybody replaces them there
+#: The methods of Stable-Baselines3's class, recorded before anyone can replace them
 _OWN_METHODS: dict[str, Any] = {name: getattr(RolloutBuffer, name) for name in ("add", "compute_returns_and_advantage")}
 
 
@@ -43,14 +43,14 @@ class StepWriter:
         log_probs: th.Tensor | None,
     ) -> None:
         """
-        :param observations: those of all environments, unchanged
-        :param actions: as they were drawn
+        :param observations: the observations of all environments, as the policy saw them
+        :param actions: the actions as drawn, neither clipped nor rescaled
         :param rewards: shape ``(n_envs,)``
-        :param episode_starts: shape ``(n_envs,)``
+        :param episode_starts: whether an episode starts at this step, shape ``(n_envs,)``
         :param values: shape ``(n_envs, 1)``; None if the buffer gets them later
         :param log_probs: shape ``(n_envs,)``; None if the buffer gets them later
         """
-        # an ``add`` of the user's, which may have come with a callback, gets the values too
+        # a user's own ``add``, which a callback may have installed, gets the values too
         if self._is_direct and values is None:
             self._write(observations, actions, rewards, episode_starts)
             return
@@ -91,7 +91,7 @@ class StepWriter:
         buffer.full = buffer.full or buffer.pos == buffer.buffer_size
 
     def _last_step(self) -> dict[str, Any]:
-        """Everything that the buffer holds of the step written last, in any of its arrays, and its position."""
+        """The last step written, as each of the buffer's arrays holds it, and the buffer's position."""
         buffer, last = self._buffer, self._buffer.pos - 1
         arrays = {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray) and value.ndim}
         found: dict[str, Any] = {name: array[last].tobytes() for name, array in arrays.items() if last < len(array)}
@@ -106,7 +106,7 @@ def compute_returns_and_advantage(rollout_buffer: RolloutBuffer, last_values: th
         \delta_t = r_t + \gamma(1-d_{t+1})V(s_{t+1}) - V(s_t)
 
     (Schulman et al., 2016, *High-dimensional continuous control using generalized advantage estimation*.) The recursion
-    uses Python floats, which is ten times as fast as NumPy arrays of one element.
+    uses Python floats, which are ten times as fast as one-element NumPy arrays.
 
     :param rollout_buffer: a full buffer
     :param last_values: V of the observations after the last step, shape ``(n_envs, 1)``
@@ -135,7 +135,7 @@ def _recursion(buffer: RolloutBuffer, last_values: th.Tensor, dones: np.ndarray)
 
 @cache
 def _recursion_is_proven() -> bool:
-    """Whether the installed Stable-Baselines3 computes the same for a made-up rollout."""
+    """Whether the installed Stable-Baselines3 computes the same advantages and returns for a made-up rollout."""
     rng = np.random.default_rng(0)
     n_steps, n_envs = 20, 2
     space = spaces.Box(-1.0, 1.0, (1,))
@@ -159,5 +159,5 @@ def _recursion_is_proven() -> bool:
 
 
 def _is_sb3s_own(rollout_buffer: RolloutBuffer, method: str) -> bool:
-    """Whether a method of a buffer is that of Stable-Baselines3's class."""
+    """Whether a buffer's method is the one that Stable-Baselines3's class defines."""
     return getattr(type(rollout_buffer), method) is _OWN_METHODS[method] and method not in vars(rollout_buffer)

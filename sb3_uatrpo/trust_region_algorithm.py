@@ -177,7 +177,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         """
         :param estimates: estimates of ĝ, F̂ and Σ̂ from the rollout
-        :return: v; the update is refused if it is zero or not finite
+        :return: v; if v is zero or not finite, the update is refused
         """
 
     @abstractmethod
@@ -185,22 +185,22 @@ class TrustRegionAlgorithm(DeferredRollouts):
         """
         :param direction: the direction, finite and not zero
         :param estimates: estimates of ĝ, F̂ and Σ̂ from the rollout
-        :return: η and the effect expected of the step
+        :return: η and the expected effect of the step
         """
 
     def train(self) -> None:
         """
         Update the policy from the rollout buffer: one trust region step of the actor, then epochs of the critic.
 
-        :raises NonFiniteRolloutError: if the rollout contains NaN or infinity, before anything has changed; it is a
-            ``FloatingPointError`` and a ``ValueError``
+        :raises NonFiniteRolloutError: if the rollout contains NaN or infinity. It is raised before anything changes,
+            and is both a ``FloatingPointError`` and a ``ValueError``.
         """
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         actor = Actor(self.policy, self._fast_path)
         with actor.evaluation_mode():
             actor.find_params(batch.observations, len(batch))
             update = self._update_actor(actor, batch)
-            # The critic's epochs do not change the actor's parameters, but change batch-norm statistics that both use
+            # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
         self._update_learning_rate(self.policy.optimizer)
         losses = fit_values(
@@ -283,7 +283,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         return found
 
     def _log(self, values: dict[str, float]) -> None:
-        """Log one update, without values of an earlier update that this one did not compute."""
+        """Log one update, and drop values that an earlier update logged and this one did not compute."""
         if hasattr(self.policy, "log_std"):
             values = {**values, "std": th.exp(self.policy.log_std).mean().item()}
         for name in self._logged.difference(values):

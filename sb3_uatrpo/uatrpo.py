@@ -52,15 +52,15 @@ class UATRPO(TrustRegionAlgorithm):
         uncertainty penalty together
     :param uncertainty_coef: c ≥ 0, weight of the gradient's covariance Σ relative to the Fisher matrix F; 0 gives
         TRPO's trust region
-    :param confidence_alpha: α in (0, 1), probability that the uncertainty set misses the true gradient
+    :param confidence_alpha: α in (0, 1); the uncertainty set misses the true gradient with probability at most α
     :param n_projections: m ≥ 1, number of random projections; the step lies in a subspace of at most m dimensions. With
         as many as there are actor parameters, or more, the direction is the exact pseudo-inverse solution.
     :param ema_beta: β in [0, 1), weight of the past in the moving averages of the projections; 0 uses the current
         batch alone and stores no average
     :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (for each environment, the
         episodes that start in the rollout, at least one) or ``"step"``
-    :param sub_sampling_factor: F̂ and Σ̂ take every ``sub_sampling_factor``-th step of the batch
-    :param step_length_samples: which steps M̂ in η is estimated from: those of the ``"subsample"``, or all of the
+    :param sub_sampling_factor: F̂ and Σ̂ are estimated from every ``sub_sampling_factor``-th step of the batch
+    :param step_length_samples: the steps from which the M̂ in η is estimated: the ``"subsample"``, or the whole
         ``"batch"``
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, as in the paper, or ``"nystrom"``
     :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0,
@@ -74,8 +74,9 @@ class UATRPO(TrustRegionAlgorithm):
         with a warning; if not even one projection fits, construction fails.
     :param normalize_advantage: Whether to standardise the advantages over the batch. Without it, Σ grows with the
         square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
-    :param adversarial_noise: noise x ≥ 0 against the gradient: ĝ_j - x·se_j·sign(ĝ_j) replaces ĝ_j, with se_j the
-        standard error of ĝ_j over the batch (paper, "Adversarial Gradient Noise")
+    :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
+        replaced by ĝ_j - x·se_j·sign(ĝ_j), where se_j is the standard error of ĝ_j over the batch (paper, "Adversarial
+        Gradient Noise")
     :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
     :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times the estimated one
@@ -217,7 +218,7 @@ class UATRPO(TrustRegionAlgorithm):
             warnings.warn(
                 f"n_projections is lowered from {self.n_projections} to {n_projections}: with d={n_params} actor "
                 f"parameters each projection takes {n_bytes} bytes, and "
-                f"sketch_memory_limit={self.sketch_memory_limit} bytes.",
+                f"sketch_memory_limit={self.sketch_memory_limit} has no room for more.",
                 stacklevel=2,
             )
         self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)
@@ -243,7 +244,7 @@ class UATRPO(TrustRegionAlgorithm):
         sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
-        # A moving average never recovers from a NaN. isfinite would copy both matrices.
+        # A moving average never recovers from a NaN, so check first. isfinite on the matrices would copy both of them.
         extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])
         coefficient = self._coefficient(estimates)
         if not (bool(extremes.isfinite().all()) and coefficient <= th.finfo(sketch.dtype).max):
@@ -270,7 +271,8 @@ class UATRPO(TrustRegionAlgorithm):
             half * fisher,
             {
                 "uncertainty_penalty": half * penalty,
-                # penalty and Fisher term are both zero if a shrunk direction lies entirely outside the sampled subspace
+                # the penalty and the Fisher term are both zero if the direction lies outside the sampled subspace, as
+                # it may with shrinkage
                 "uncertainty_share": penalty / (fisher + penalty) if penalty > 0.0 else 0.0,
             },
         )

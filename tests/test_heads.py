@@ -163,5 +163,5 @@ def test_an_unknown_distribution_is_refused_by_name():
         proba_distribution_net = proba_distribution = log_prob = entropy = sample = mode = None
         actions_from_params = log_prob_from_params = None
 
-    with pytest.raises(ValueError, match=r"Unheard.*accepted are DiagGaussianDistribution"):
+    with pytest.raises(ValueError, match=r"Unheard.*use one of DiagGaussianDistribution"):
         head_of(Unheard())

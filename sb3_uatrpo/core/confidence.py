@@ -14,7 +14,7 @@ def confidence_radius_squared(n_params: int, n_samples: int, confidence_alpha: f
 
     :param n_params: d, number of actor parameters
     :param n_samples: n, number of independent samples behind the policy gradient estimate, at least 1
-    :param confidence_alpha: α in (0, 1), probability that the set misses the true gradient
+    :param confidence_alpha: α in (0, 1); the set misses the true gradient with probability at most α
     :return: R_n²
     """
     log_inverse_alpha = -math.log(confidence_alpha)

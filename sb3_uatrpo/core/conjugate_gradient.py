@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch as th
 
-#: Stop once the squared norm of the residual is this fraction of the right-hand side's: float32 products resolve no
+#: Stop once the squared norm of the residual is this fraction of the right-hand side's: float32 products cannot resolve
 #: more.
 RESIDUAL_TOLERANCE = 1e-10
 
@@ -27,7 +27,7 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
     largest = rhs.abs().max().item() if rhs.numel() else 0.0
     if not 0.0 < largest < math.inf:
         return x
-    # a power of two, by which numbers are divided exactly: squares of small or large numbers would leave the range
+    # without scaling, squares of very small or large numbers would leave float32's range; a power of two scales exactly
     scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)
     residual = rhs / scale
     direction = residual.clone()

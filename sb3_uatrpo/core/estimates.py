@@ -24,7 +24,7 @@ import torch as th
 
 #: A graph of the policy may keep this many bytes of activations; longer batches are processed in parts.
 GRAPH_BYTES = 16 * 2**20
-#: Products with many columns process this many steps at once, or the number whose graph takes this many bytes,
+#: Products with many columns process PRODUCT_STEPS steps at once, or as many as have a graph of PRODUCT_GRAPH_BYTES,
 #: whichever is more. On a CPU, wide chunks of few steps are faster than narrow chunks of many steps, whose temporaries
 #: do not fit into its cache.
 PRODUCT_STEPS = 256
@@ -48,7 +48,7 @@ def batched_grad(
         return list(
             th.autograd.grad(outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True)
         )
-    # torch's search for NaN reads numbers, which it cannot do along several cotangents at once
+    # torch's anomaly detection has to read the numbers, which is not possible for several cotangents at once
     single = [
         th.autograd.grad(outputs, inputs, [part[i] for part in cotangents], retain_graph=True, allow_unused=True)
         for i in range(len(cotangents[0]))
@@ -203,7 +203,7 @@ class SampleEstimates:
         :param gradient: ĝ over the same steps, shape ``(d,)``
         :return: shape ``(d,)``
         """
-        # A block costs operations in proportion to the square of its steps, and d floats of memory for each step.
+        # The operations of a block grow with the square of its number of steps, and each step takes d floats of memory.
         block_size = max(1, min(32, COLUMN_BYTES // (4 * self.n_params)))
         squares = th.zeros_like(gradient)
         for start in range(0, self.n_steps, block_size):
@@ -226,7 +226,7 @@ class SampleEstimates:
         covariance = matrix.new_zeros(n_columns, self.n_params).T
         mean = self.gradient() @ matrix
         steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, PRODUCT_GRAPH_BYTES // self._bytes_per_step))
-        # 5·d numbers for each column: its copy in pieces, and the products for F̂ and Σ̂, in parts and joined
+        # 5·d numbers for each column: its copy in pieces, and the products with F̂ and Σ̂, each in pieces and joined
         width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
         for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):

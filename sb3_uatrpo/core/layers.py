@@ -1,9 +1,9 @@
 r"""
 Products with J and J' for heads that are a chain of linear layers with fixed functions between them.
 
-A layer z_i = Wx_i + b that a head h_i passes through once has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
+A layer z_i = Wx_i + b that is used once in computing the head h_i has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
 D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. Given D and x, a product with J or J' is one large matrix product for
-each layer and a small one for each step. The columns do not pass through the network again.
+each layer and a small one for each step. No column has to pass through the network again.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Backtracking over a callable: the largest step that keeps the objective and the trust region."""
+"""Backtracking: the largest trial step that neither lowers the objective nor leaves the trust region."""
 
 import math
 from collections.abc import Callable

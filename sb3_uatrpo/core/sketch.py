@@ -1,7 +1,7 @@
 """
 Random projections of F̂ and Σ̂ and their exponential moving averages (paper, appendix, Algorithm 3).
 
-The averages mean something only together with the Ω that made them, so Ω is drawn once and kept. Matrices are
+The averages are valid only together with the Ω that they were computed with, so Ω is drawn once and kept. Matrices are
 ``(d, m)`` and column-major: a column of Ω is one direction in parameter space, contiguous in memory.
 """
 
@@ -23,15 +23,15 @@ class Sketch:
     :param ema_beta: β in [0, 1); with 0 nothing is averaged and Y_F and Y_Σ are not stored
     :param seed: seeds the generator that draws Ω
     :param dtype: type of the policy's parameters
-    :param device: where Ω, Y_F and Y_Σ are kept; the numbers are drawn on the CPU, so they do not depend on it
+    :param device: where Ω, Y_F and Y_Σ are kept; Ω is drawn on the CPU, so its numbers do not depend on the device
     """
 
     def __init__(
         self, n_params: int, n_projections: int, ema_beta: float, seed: int, dtype: th.dtype, device: th.device
     ) -> None:
         self.shape = (n_params, n_projections)
-        #: how many of the d coordinates belong to each parameter of the policy, once known; floating point, as all of
-        #: the state but the generator's
+        #: how many of the d coordinates belong to each parameter of the policy; empty until that is known. Floating
+        #: point, as is all of the state except the generator's
         self.layout = th.zeros(0, dtype=th.float64, device="cpu")
         self.ema_beta = ema_beta
         self.dtype = dtype
@@ -54,7 +54,7 @@ class Sketch:
 
     @staticmethod
     def _zeros(omega: th.Tensor, ema_beta: float) -> dict[str, th.Tensor]:
-        """Averages of nothing: as large as Ω, and column-major like it."""
+        """Averages before the first update: zeros of Ω's shape and memory layout, or empty if β is 0."""
         average = omega if ema_beta > 0.0 else omega[:0, :0]
         return {
             "y_fisher": th.zeros_like(average),
@@ -115,7 +115,7 @@ class Sketch:
     @staticmethod
     def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:
         # d may stay the same when other layers are frozen
-        now = "the same number of others" if kept == wanted else f"d={wanted[0]} and m={wanted[1]}"
+        now = "other parameters of the same number" if kept == wanted else f"d={wanted[0]} and m={wanted[1]}"
         warnings.warn(
             f"The sketch of the trust region starts afresh: it was kept for d={kept[0]} actor parameters and "
             f"m={kept[1]} projections, but now there are {now}.",
@@ -136,7 +136,7 @@ class Sketch:
         if self.ema_beta == 0.0:
             return fisher.add_(covariance, alpha=coefficient)
         averages = [self.y_fisher, self.y_covariance, self.ema_weight]
-        # one call, which no interrupt divides
+        # a single call, so that an interrupt cannot divide it
         th._foreach_lerp_(averages, [fisher, covariance, th.ones_like(self.ema_weight)], 1.0 - self.ema_beta)
         return th.add(self.y_fisher, self.y_covariance, alpha=coefficient, out=fisher).div_(self.ema_weight.item())
 

@@ -167,7 +167,7 @@ def _products_with(matrix: th.Tensor, others: list[th.Tensor]) -> list[th.Tensor
     exact = th.empty(sum(sizes), n_rows, dtype=th.float64, device=matrix.device)
     for rows in _row_blocks(matrix):
         block = exact[:, : len(matrix[rows])]
-        # the matrices are column-major, so their transposes have the memory layout that the product is fastest with
+        # the matrices are column-major, so their transposes have the memory layout for which the product is fastest
         for part, place in zip(parts, block.split(sizes), strict=True):
             place.copy_(part[rows].T)
         total.addmm_(block, block[: sizes[0]].T)

@@ -1,7 +1,7 @@
 """
 Studies: many runs, their statistics, and their pictures.
 
-What needs pandas or matplotlib is imported from its own module: ``results``, ``report`` and ``plots``.
+Functions that need pandas or matplotlib are not imported here: import them from ``results``, ``report`` and ``plots``.
 """
 
 from sb3_uatrpo.study.record import Record, RunSpec, StudyError, read_record, read_records, write_record

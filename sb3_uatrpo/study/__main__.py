@@ -115,8 +115,8 @@ def run(
     """
     Run algorithms × environments × seeds × variants, each run in its own process.
 
-    Options may have several values: --seeds 0 1 2. They replace those of a study file. To resume a study, repeat the
-    command.
+    Options may have several values: --seeds 0 1 2. Options replace the values in a study file. To resume a study,
+    repeat the command.
     """
     from sb3_uatrpo.study.driver import ProcessExecutor, run_study
     from sb3_uatrpo.study.folders import StudyFolder
@@ -165,7 +165,7 @@ def run(
 @click.option("--folder", type=FOLDER, required=True, help="A study's folder, or RL Zoo's log folder.")
 @click.option("--output", type=FOLDER, help="Where to write the report; default: FOLDER/report.")
 @click.option("--algo", "algos", multiple=True, help="Two algorithms to compare, the first minus the second.")
-@click.option("--variant", "variants", multiple=True, help=f"Only these variants, such as noise=1 or {PLAIN}.")
+@click.option("--variant", "variants", multiple=True, help=f"Show only these variants, such as noise=1 or {PLAIN}.")
 @click.option("--kappa", type=float, default=0.2, show_default=True, help="Share of worst runs in a CVaR, in (0, 1].")
 @click.option("--separate-settings", is_flag=True, help="Separate runs of one algorithm by their settings.")
 def report(folder: Path, output: Path | None, algos: tuple[str, ...], **options: Any) -> None:

@@ -71,7 +71,10 @@ class RunProcess:
             )
 
     def has_ended(self, timeout: float = 0.0) -> bool:
-        """:return: whether there is a result, at the latest after ``timeout`` seconds"""
+        """
+        :param timeout: maximum number of seconds to wait for the end
+        :return: whether the process has ended
+        """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout)
         return self.process.returncode is not None
@@ -85,12 +88,16 @@ class RunProcess:
             return 0
 
     def result(self) -> Result:
-        """:return: the result of the run, which has ended; its folder is removed"""
+        """
+        Remove the run's folder. The run must have ended.
+
+        :return: the result of the run
+        """
         try:
             record = read_record(self.path / self.spec.file_name)
         except StudyError:
             code = self.process.returncode
-            reason = f"the run's process ended with exit code {code} (a negative one is the number of a signal)"
+            reason = f"the run's process ended with exit code {code} (if negative, a signal of that number killed it)"
             record = failed_record(self.spec, reason, self.started)
         output = (self.path / OUTPUT).read_text(errors="replace")[-OUTPUT_CHARACTERS:]
         if record.traceback and output:
@@ -201,7 +208,7 @@ class StudyProgress(Progress):
     ) -> None:
         """
         :param ended: records of all runs that have ended
-        :param steps: steps of those that were done here
+        :param steps: number of steps of the runs that this driver has finished
         :param running: runs under way here, and the number of steps done by each
         :param left: runs that have not ended
         """
@@ -217,7 +224,9 @@ class StudyProgress(Progress):
 
     def say(self, line: str) -> None:
         """
-        :param line: printed above the display
+        Print a line above the display.
+
+        :param line: the line
         """
         self.console.print(line, markup=False, soft_wrap=True)
 

@@ -67,11 +67,17 @@ class StudyFolder:
             self.records_path.mkdir(exist_ok=True)
 
     def read_all(self, series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
-        """:return: what ``read_records`` returns"""
+        """
+        :param series: whether to keep the series, which make records large
+        :return: the records, and (path, reason) of each file that is not a valid record, as from ``read_records``
+        """
         return read_records(self.records_path, series)
 
     def read(self, spec: RunSpec) -> Record | None:
-        """:return: the record of a run, ``None`` if there is no readable one"""
+        """
+        :param spec: a run
+        :return: its record, ``None`` if there is no readable one
+        """
         try:
             record = read_record(self.records_path / spec.file_name)
         except StudyError:
@@ -80,13 +86,16 @@ class StudyFolder:
         return record if record.spec == spec else None
 
     def write(self, record: Record) -> Path:
-        """:return: the record's file"""
+        """
+        :param record: what to write; it replaces the record of the same run
+        :return: the record's file
+        """
         return write_record(record, self.records_path)
 
     def write_model(self, spec: RunSpec, files: Files) -> None:
         """
         :param spec: a run
-        :param files: what RL Zoo's ``enjoy`` needs of it, in the layout of its log folder; may be empty
+        :param files: the files that RL Zoo's ``enjoy`` needs, in the layout of RL Zoo's log folder; may be empty
         """
         for name, content in files.items():
             path = self.model_path(spec) / name
@@ -94,12 +103,15 @@ class StudyFolder:
             path.write_bytes(content)
 
     def model_path(self, spec: RunSpec) -> Path:
-        """:return: where a run's model is, if it was saved"""
+        """
+        :param spec: a run
+        :return: the folder of its model, if the model was saved
+        """
         return self.path / "models" / Path(spec.file_name).stem
 
     @contextmanager
     def claims(self) -> Iterator["Claims"]:
-        """:return: within the context, claims on runs; they are released at its end"""
+        """:return: a context manager that gives claims on runs and releases them at the end"""
         claims = Claims(self.path / "locks")
         try:
             yield claims
@@ -129,8 +141,8 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tupl
 
 def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[int, list[tuple[Path, str]]]:
     """
-    Copy records, with their models, into one study. Of two records of the same run, one that is done is preferred to
-    one that failed; otherwise the one in the target stays, or the first source's.
+    Copy records, with their models, into one study. If there are several records of the same run, one that is done is
+    preferred to one that failed; otherwise the target's record is kept, or that of the first source.
 
     :param sources: studies to copy from
     :param target: study to copy to
@@ -152,10 +164,10 @@ def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[
 
 class Claims:
     """
-    Claims on the runs that this driver has under way, which keep other drivers off them. The operating system releases
-    the claims of a process that dies, so that a killed driver leaves nothing to clean up.
+    Claims on the runs that this driver has under way, so that other drivers leave them alone. The operating system
+    releases the claims of a process that dies, so a killed driver leaves nothing to clean up.
 
-    :param folder: of the lock files; created if missing, and left for other drivers
+    :param folder: folder of the lock files; created if missing, and not removed, since other drivers may use it
     """
 
     def __init__(self, folder: Path) -> None:
@@ -164,7 +176,10 @@ class Claims:
         self.held: dict[RunSpec, FileLock] = {}
 
     def take(self, spec: RunSpec) -> bool:
-        """:return: whether the run is now claimed; not if another driver has it under way"""
+        """
+        :param spec: a run
+        :return: whether the run is now claimed; ``False`` if another driver has it under way
+        """
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.folder / f"{spec.file_name}.lock")

@@ -53,7 +53,7 @@ def plan(
     All runs of a study: algorithms and their named variants × environments × seeds × varied hyperparameters.
 
     :param algos: names that RL Zoo knows
-    :param env_ids: Gymnasium's names; ``module:name`` first imports the module that registers it
+    :param env_ids: Gymnasium's names; ``module:name`` first imports the module that registers the environment
     :param seeds: each is combined with everything else
     :param n_timesteps: steps of each run, ``None`` for the number in the hyperparameter file
     :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
@@ -62,13 +62,13 @@ def plan(
     :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
     :param eval_freq: steps between deterministic evaluations, 0 for none
     :param n_eval_episodes: episodes of each evaluation
-    :param variants: by name, as reports show it, and by algorithm: the hyperparameters that differ from the algorithm's
+    :param variants: for each name, as reports show it, and each algorithm: the hyperparameters that the variant changes
     :return: the specification of each run, seed after seed, so that a study that was cut short is balanced
     :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, or a value is invalid
     """
     for seed in seeds:
         if not 0 <= seed < 2**32:
-            raise StudyError(f"a seed is an integer from 0 to 2**32-1, but it is {seed}")
+            raise StudyError(f"a seed must be an integer from 0 to 2**32-1, but it is {seed}")
     named = _named_variants(algos, variants or {})
     every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
     algorithms = _known_algorithms()
@@ -149,7 +149,8 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
     """
-    :return: all seeds, each once, of seeds and ranges such as ``0-49``
+    :param texts: seeds, and ranges such as ``0-49``
+    :return: all these seeds, each once
     :raises StudyError: if one is invalid
     """
     seeds: list[int] = []
@@ -157,24 +158,31 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not first <= last < 2**32:
-            raise StudyError(f"a seed is an integer from 0 to 2**32-1, or a range such as 0-49, but it is {text!r}")
+            raise StudyError(f"a seed must be an integer from 0 to 2**32-1, or a range like 0-49, but it is {text!r}")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 
 def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
     """
-    :return: the runs of part ``i/n``, with i from 1; the parts are disjoint, and together they are all runs
+    :param specs: the runs of a study
+    :param part: ``i/n``, with i from 1 to n
+    :return: the runs of this part; the parts are disjoint, and together they are all runs
     :raises StudyError: if there is no such part
     """
     match = re.fullmatch(r"(\d+)/(\d+)", part)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise StudyError(f"a part is written i/n with 1 <= i <= n, but it is {part!r}")
+        raise StudyError(f"a part must be written i/n with 1 <= i <= n, but it is {part!r}")
     return list(specs[int(match[1]) - 1 :: int(match[2])])
 
 
 def register_environment(env_id: str) -> str:
-    """:return: Gymnasium's name of an environment without its module, if any, which is imported"""
+    """
+    Import the module that registers an environment, if one is given.
+
+    :param env_id: ``name`` or ``module:name``
+    :return: Gymnasium's name of the environment, without the module
+    """
     module, _, name = env_id.rpartition(":")
     if module:
         import_module(module)
@@ -209,8 +217,8 @@ def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], config: 
 
 def parse_value(text: str) -> Any:
     """
-    :param text: a Python literal, such as a number or a list, or anything else
-    :return: its value; other text is returned unchanged, and RL Zoo evaluates it where its files may contain code
+    :param text: a Python literal, such as a number or a list, or any other text
+    :return: the literal's value, or the text unchanged, which RL Zoo evaluates where its files may contain code
     """
     try:
         return ast.literal_eval(text.strip())
@@ -220,12 +228,13 @@ def parse_value(text: str) -> Any:
 
 def split_assignment(text: str) -> tuple[str, Any]:
     """
-    :return: the name and the value in ``name:value``
+    :param text: ``name:value``
+    :return: the name and the value
     :raises StudyError: if one of them is missing
     """
     name, _, value = text.partition(":")
     if not name or not value:
-        raise StudyError(f"a hyperparameter is written name:value, but it is {text!r}")
+        raise StudyError(f"a hyperparameter must be written name:value, but it is {text!r}")
     return name, parse_value(value)
 
 
@@ -243,7 +252,7 @@ def _close_to(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(known)}" if len(known) < 50 else ""
+    return f"; known names: {', '.join(known)}" if len(known) < 50 else ""
 
 
 def _by_algorithm(
@@ -304,7 +313,7 @@ def _whole(steps: Any, of: str) -> int:
 
 
 def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
-    """The hyperparameters as a record returns them, for example lists for tuples."""
+    """The hyperparameters as a record returns them, for example with lists instead of tuples."""
     plain = {}
     for name, value in hyperparameters.items():
         try:

@@ -1,7 +1,7 @@
 """
 Pictures of many runs. Every ``plot_`` function takes arrays by label, draws on the given ``ax`` and returns it;
 ``ax.legend()`` shows the labels. Its ``style`` is a result of ``styles``, so that a label looks the same in all
-pictures and in black and white; without it, the labels of this picture have styles of their own.
+pictures and can be told apart in black and white; without it, the labels of this picture have styles of their own.
 
 ``draw_pictures`` draws the pictures of a report, one panel for each environment and variant.
 """
@@ -31,7 +31,7 @@ KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
 # Larger KL ratios are drawn in the last bin, and any below 0 in the first
 LARGEST_RATIO = 5.0
-# Parts of the training, of which each has a median KL ratio
+# Number of parts of the training, each with its own median KL ratio
 N_PARTS = 50
 # Distances between ticks, times a power of ten
 TICKS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -45,7 +45,7 @@ Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
-    :param labels: of the groups to compare
+    :param labels: labels of the groups to compare
     :return: for each label, a line style and a colour that colour-blind readers can tell apart
     """
     import seaborn as sns
@@ -251,7 +251,7 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
     return ax
 
 
-# ------------------------------------------------------------------------------------------------ those of a report
+# ---------------------------------------------------------------------------------------------- pictures of a report
 
 FORMATS = ("png", "svg")
 # matplotlib's settings for all pictures of a report
@@ -265,10 +265,10 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,
     "font.size": 9,
     "grid.alpha": 0.3,
-    # keeps legends legible on the lines of a grid
+    # keeps legends legible over grid lines
     "legend.edgecolor": "none",
     "legend.framealpha": 0.9,
-    # gives equal pictures equal identifiers
+    # gives identical pictures identical identifiers
     "svg.hashsalt": "sb3_uatrpo",
     # names may contain dollar signs
     "text.parse_math": False,
@@ -276,14 +276,20 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_pictures(results: Results, output: Path) -> set[str]:
-    """:return: names of the pictures that had data to show; each is written in every one of ``FORMATS``"""
+    """
+    Draw the pictures of a report, each in every one of ``FORMATS``.
+
+    :param results: what the pictures show
+    :param output: folder to write to
+    :return: names of the pictures that had data to show
+    """
     drawn = set()
     with matplotlib.rc_context(STYLE):
         for name, draw in PICTURES.items():
             figure = draw(results)
             for extension in FORMATS:
                 path = output / f"{name}.{extension}"
-                # an earlier report's picture must not stay
+                # an earlier report's picture must not remain
                 path.unlink(missing_ok=True)
                 if figure is not None:
                     # without its date, an unchanged picture is an unchanged file
@@ -307,7 +313,7 @@ def _draw(
         return None
     env_ids, variants = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
     in_rows = len(variants) > 1
-    # four without variants are two by two
+    # four panels without variants form two rows
     n_columns = len(variants) if in_rows else 2 if len(panels) == 4 else min(3, len(panels))
     n_rows = len(env_ids) if in_rows else math.ceil(len(panels) / n_columns)
     # a single narrow panel would leave no room for the legend
@@ -360,11 +366,11 @@ def _draw_kl_ratio(results: Results) -> Figure | None:
     def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
         plot_kl_ratio(ax, by_label, style)
         handles, labels = ax.get_legend_handles_labels()
-        # the panel's legend has the shares alone: labels that name hyperparameters would cover the bars
+        # the panel's legend has only the shares: labels that name hyperparameters would cover the bars
         ax.legend(handles, [label.rpartition(": ")[2] for label in labels], loc="upper right", fontsize=8)
         for handle, label in zip(handles, by_label, strict=True):
             handle.set_label(label)
-        # room for the legend above the bars; margins hold for all panels of a row, limits would be the last one's
+        # room for the legend above the bars; margins apply to all panels of a row, but limits only to the last one
         ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
 
     return _draw(ratios, draw, size=(4.4, 2.9))
@@ -406,7 +412,7 @@ def _draw_probability_of_improvement(results: Results) -> Figure | None:
 def _draw_estimates(
     panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, width: float = 2.8, **options: Any
 ) -> Figure | None:
-    """Estimates that are named beside the axis; ``width`` is that of a panel without the names."""
+    """Estimates with their names beside the axis; ``width`` is the width of a panel without the names."""
     longest = max((len(label) for estimates in panels.values() for label in estimates), default=0)
     size = (width + 0.07 * longest, 0.9 + 0.3 * max(map(len, panels.values()), default=0))
 

@@ -35,7 +35,7 @@ def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Result]:
 
     :param spec: what to run
     :param save_model: whether to keep the trained model
-    :return: from time to time the number of steps done, and at last the result
+    :return: yields the number of steps done from time to time, and finally the result
     """
     process = RunProcess(spec, save_model)
     try:
@@ -53,9 +53,9 @@ class Attempt:
     One attempt at a run.
 
     :param spec: what to run
-    :param number: from 0
-    :param started: when it was first submitted
-    :param steps: number of steps done, ``None`` before it has started
+    :param number: number of the attempt, from 0
+    :param started: when the run was first submitted
+    :param steps: number of steps done, ``None`` before the attempt has started
     """
 
     spec: RunSpec
@@ -69,7 +69,7 @@ class RayExecutor(Executor):
     One Ray task for each run. A run that is lost with its process or its node is restarted from the beginning; one that
     raises an exception is not.
 
-    :param address: the cluster's, ``host:port`` or ``auto``; this machine has to be one of its nodes
+    :param address: address of the cluster, ``host:port`` or ``auto``; this machine has to be one of its nodes
     :param say: called with a line about each run that is restarted
     :param n_jobs: maximum number of runs at a time, ``None`` for as many as the cluster has room for
     :param n_retries: how often a run is restarted
@@ -109,7 +109,7 @@ class RayExecutor(Executor):
             ray.wait(list(self.attempts), num_returns=1, timeout=left)
             ready, _ = ray.wait(list(self.attempts), num_returns=len(self.attempts), timeout=0)
             results = [result for outputs in ready if (result := self._next(outputs)) is not None]
-            # most outputs are numbers of steps
+            # most outputs are only numbers of steps: keep waiting for a result
             if results or not left:
                 return results
         return []
@@ -122,7 +122,7 @@ class RayExecutor(Executor):
         except RayTaskError as error:
             return Result(failed_record(attempt.spec, str(error), attempt.started), {})
         except RayError as error:
-            # the sentences after the first are hints at Ray's tools
+            # the sentences after the first are hints about Ray's tools
             reason = f"{type(error).__name__}: {' '.join(str(error).split()).partition('. ')[0]}"
             if attempt.number >= self.n_retries:
                 reason = f"lost {attempt.number + 1} times, the last: {reason}"
@@ -153,8 +153,8 @@ def _connect(address: str) -> None:
     if address != "auto":
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or int(port) >= 2**16:
-            raise StudyError(f"the address of a Ray cluster is host:port or auto, but it is {address!r}")
-        # Ray replaces this machine's loopback address by its outward one
+            raise StudyError(f"the address of a Ray cluster must be host:port or auto, but it is {address!r}")
+        # Ray replaces this machine's loopback address with its external one
         host = ray.util.get_node_ip_address() if host in LOOPBACK else host
         # Ray takes many minutes to give up on an address without a cluster
         if os.environ.get("RAY_USE_TLS") != "1":
@@ -162,7 +162,7 @@ def _connect(address: str) -> None:
                 try:
                     grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT)
                 except grpc.FutureTimeoutError as error:
-                    reason = f"no Ray cluster answers at {host}:{port} within {CONNECT_TIMEOUT:g} seconds"
+                    reason = f"no Ray cluster answered at {host}:{port} within {CONNECT_TIMEOUT:g} seconds"
                     raise StudyError(reason) from error
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -85,7 +85,10 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "RunSpec":
-        """:return: the specification whose ``to_json`` returned the content"""
+        """
+        :param content: what ``to_json`` returned
+        :return: the specification
+        """
         return cls(**{"hyperparameters" if name == "settings" else name: value for name, value in content.items()})
 
     def key(self) -> str:
@@ -142,7 +145,7 @@ class Record:
     :param evaluations: deterministic evaluations: ``"timesteps"``, shape ``(n_evaluations,)``, and ``"returns"``,
         shape ``(n_evaluations, n_eval_episodes)``; where the environment reports it, ``"is_success"``, of that shape
     :param updates: ``"timesteps"`` before each update, and the values that it logged under ``train/``, by name without
-        the prefix, ``None`` where there is no finite one; each of shape ``(n_updates,)``
+        the prefix, ``None`` where a value is missing or not finite; each of shape ``(n_updates,)``
     :param versions: versions of Python and of the packages that affect the numbers, by name
     :param machine: properties of the machine, by name
     :param wall_time: seconds that the run took, including the import of RL Zoo and the creation of the environment
@@ -170,7 +173,7 @@ class Record:
         return next((line for line in after if line.strip() and not line.startswith(" ")), "")
 
     def without_series(self) -> "Record":
-        """:return: the record without what makes it large"""
+        """:return: a copy without the episodes, evaluations and updates, which make a record large"""
         return replace(self, episodes={}, evaluations={}, updates={})
 
 
@@ -194,7 +197,12 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write or replace a file; its folder is created if missing."""
+    """
+    Write or replace a file. Readers see the old content or the new one, never a part of it.
+
+    :param path: the file; its folder is created if missing
+    :param text: the content
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
@@ -237,7 +245,7 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
         except StudyError as error:
             bad.append((path, str(error).removeprefix(f"{path}: ")))
             continue
-        # a run counts once
+        # a run counts only once
         if path.name == record.spec.file_name:
             records.append(record if series else record.without_series())
         else:
@@ -284,14 +292,17 @@ def _with_nan(values: Any) -> Any:
 
 
 def round_float(value: float) -> float:
-    """:return: a finite float to six significant digits"""
+    """
+    :param value: a finite number
+    :return: the number, rounded to six significant digits
+    """
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def pack_table(table: Table) -> dict[str, Any]:
     """
     :param table: columns of one length, finite floats rounded to six significant digits
-    :return: the same, with a column packed where that makes it shorter without changing a value
+    :return: the same table, in which a column is packed if that makes it shorter without changing a value
     """
     if sum(map(len, table.values())) > MAX_VALUES:
         return dict(table)
@@ -306,7 +317,7 @@ def unpack_table(table: dict[str, Any]) -> Table:
     """
     n_values = sum(column["length"] for column in table.values() if isinstance(column, dict))
     if n_values > MAX_VALUES:
-        raise ValueError(f"its packed columns have {n_values} values, and at most {MAX_VALUES} are unpacked")
+        raise ValueError(f"its packed columns have {n_values} values, but at most {MAX_VALUES} are unpacked")
     columns = {}
     for name, column in table.items():
         try:
@@ -356,7 +367,11 @@ def _unpack(column: dict[str, Any]) -> list[Any]:
 
 
 def check_schema(content: Any, schema: dict[str, Any]) -> None:
-    """:raises ValueError: if the content does not match the schema, naming the place"""
+    """
+    :param content: the content of a JSON or YAML file
+    :param schema: a JSON Schema
+    :raises ValueError: if the content does not match the schema, naming the place
+    """
     from jsonschema import Draft202012Validator
 
     problem = next(Draft202012Validator(schema).iter_errors(content), None)
@@ -390,7 +405,7 @@ INTEGERS = _column_of(INTEGER, ["delta-int64"])
 NUMBERS = _column_of(NUMBER_OR_NULL)
 ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
 
-# Records of a later release may have more properties, but an unknown one of a specification would change its key
+# Records of a later release may have more properties, but an unknown property of a specification would change its key
 SPECIFICATION = _object(
     algo=TEXT,
     env_id=TEXT,

@@ -36,30 +36,31 @@ from sb3_uatrpo.study.statistics import (
 )
 
 PERCENT = "{:.1%}".format
-# With fewer runs than this in a group, the report warns of its intervals
+# With fewer runs than this in a group, the report warns about its intervals
 FEW = 5
 
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
-  its steps, or of the last episode where none did.
+  its steps; if none did, the return of the last episode.
 - *κ-CVaR*: mean of the worst share κ of the runs. The run at the boundary of that share counts in part; κ = 1 gives the
   mean.
 - *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples;
-  {N_RESAMPLES_RLIABLE:,} for rliable's statistics, {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs they are
-  too narrow, that of a CVaR most of all. ± is the standard error of the mean.
+  {N_RESAMPLES_RLIABLE:,} for rliable's statistics, {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs the
+  intervals are too narrow, above all those of a CVaR. ± is the standard error of the mean.
 - *Welch*: two-sided t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
-- *Probability of improvement*: how often a run of the first algorithm ends above a run of the second, ties halved."""
+- *Probability of improvement*: how often a run of the first algorithm ends above a run of the second; a tie
+  counts as half."""
 
 CAPTIONS = {
     "learning_curves": f"Training return, trailing mean over {FINAL_SHARE:.0%} of the steps: mean and standard error "
-    "over runs, single runs thin",
-    "evaluations": "Deterministic evaluations: mean and standard error over runs, single runs thin",
+    "over runs; thin lines are single runs",
+    "evaluations": "Deterministic evaluations: mean and standard error over runs; thin lines are single runs",
     "cvar": "κ-CVaR of the final return, with bootstrap bands; it is the mean at κ = 1, and the worst run for κ ≤ 1/n",
     "cvar_over_training": f"CVaR over runs of the training return (trailing mean over {FINAL_SHARE:.0%} of the steps), "
     "with bootstrap bands",
     "differences": "Difference of final returns, with bootstrap intervals",
-    "kl_ratio": "KL ratio of proposed steps; the legend has the shares of ratios of at least 2 and 3",
+    "kl_ratio": "KL ratio of proposed steps; the legend gives the shares of ratios of at least 2 and of at least 3",
     "kl_ratio_over_training": "Median and quartiles of the KL ratio over the updates in each fiftieth of the training",
     "interquartile_means": "IQM of the final return, with bootstrap intervals",
     "performance_profiles": "Performance profiles: the share of runs that end above τ, with bootstrap bands",
@@ -85,8 +86,8 @@ def report(
     :param kappa: share of worst runs in tables and over training, in (0, 1]
     :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own
         instead of being refused
-    :param variants: which ones to show, as its tables name them, ``"plain"`` for runs without varied values; all by
-        default
+    :param variants: the variants to show, by their names in the report's tables, ``"plain"`` for runs without varied
+        values; all by default
     :return: the report's path
     :raises StudyError: if ``folder`` is not such a folder, has no finished run, or has runs that must not be averaged;
         or if ``algorithms``, ``kappa`` or ``variants`` is invalid
@@ -106,12 +107,10 @@ def report(
         runs = runs[runs.variant.replace("", PLAIN).isin(variants)]
     compared = runs[runs.final_return.notna()]
     if compared.empty:
-        raise StudyError(
-            f"{folder}: no run is done and has a training return; of {len(records)}, all failed or have none"
-        )
+        raise StudyError(f"{folder}: no run is done with a training return, out of {counted(len(runs), 'run')}")
     results = Results(runs, pairs_of(in_order(compared.algorithm), algorithms), kappa)
 
-    # matplotlib takes a second to import: errors in the input are reported before
+    # matplotlib takes a second to import, so errors in the input are reported first
     from sb3_uatrpo.study.plots import draw_pictures
 
     output = Path(output)
@@ -126,7 +125,13 @@ def report(
 
 
 def markdown(results: Results, pictures: set[str], name: str, unreadable: Sequence[tuple[Path, str]]) -> str:
-    """:return: the report of the study ``name``, with links to those ``pictures`` that lie beside it"""
+    """
+    :param results: what the report shows
+    :param pictures: names of the pictures that lie beside the report
+    :param name: name of the study
+    :param unreadable: (path, reason) of each file that was left out
+    :return: the report in Markdown
+    """
     blocks = [
         f"# Report on {name}",
         *_runs(results.runs, unreadable),
@@ -193,11 +198,11 @@ def _returns(results: Results) -> Iterator[str]:
     )
     if several := sorted(alone - {1}):
         yield (
-            f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** It takes "
-            f"more than {1 / results.kappa:g} runs for it to rest on two."
+            f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** Only with "
+            f"more than {1 / results.kappa:g} runs does it rest on at least two."
         )
     if 1 in alone:
-        yield "One run alone has neither a standard error nor an interval, and its CVaR is its return."
+        yield "A single run has neither a standard error nor an interval, and its CVaR is its return."
 
 
 def _successes(results: Results) -> Iterator[str]:
@@ -211,8 +216,9 @@ def _successes(results: Results) -> Iterator[str]:
     if rows:
         yield "## Success rates"
         yield (
-            f"Share of episodes that report success (`is_success`), of those that ended in the last {FINAL_SHARE:.0%} "
-            "of the steps, and of the last deterministic evaluation; mean and standard error over runs."
+            "Share of successful episodes (`is_success`), among those that ended in the last "
+            f"{FINAL_SHARE:.0%} of the steps and among those of the last deterministic evaluation. Mean and standard "
+            "error over runs."
         )
         yield _table("environment | variant | algorithm | runs | success | interval | last evaluation", rows)
 
@@ -239,12 +245,12 @@ def _differences(results: Results) -> Iterator[str]:
     fewest = min(min(len(row.first), len(row.second)) for row in results.comparisons.itertuples())
     if fewest < FEW:
         yield (
-            f"**Do not rely on these intervals: some groups have {counted(fewest, 'run')}.** Resampling fewer than "
-            f"{FEW} runs shows only a part of their spread; Welch's test is more cautious."
+            f"**Do not rely on these intervals: some groups have only {counted(fewest, 'run')}.** Resampling fewer "
+            f"than {FEW} runs shows only part of their spread; Welch's test is more cautious."
         )
-    # a difference may come from unequal hyperparameters, too
+    # a difference may also come from unequal hyperparameters
     if unlike:
-        yield "**Not only the algorithms differ**, but also settings that both have:"
+        yield "**The algorithms are not the only difference**: some settings that both have differ too:"
         yield "\n".join(f"- {settings} ({'; '.join(panels)})" for settings, panels in unlike.items())
 
 
@@ -261,8 +267,8 @@ def _proposed_steps(results: Results) -> Iterator[str]:
             rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *shares, mean_kl])
     if rows:
         yield (
-            "KL ratio: actual KL divergence of a proposed step, before the line search, over the estimated one; over "
-            "all updates of all runs."
+            "KL ratio: actual KL divergence of a proposed step (before the line search) divided by the estimated one, "
+            "for all updates of all runs."
         )
         yield _table(
             "environment | variant | algorithm | updates | median ratio | at least 2 | at least 3 | mean proposed KL",
@@ -282,11 +288,11 @@ def _aggregates(results: Results) -> Iterator[str]:
     yield _table("environment | variant | algorithm | runs | IQM of final return | interval", rows)
     if not results.scores:
         if results.compared.environment.nunique() > 1:
-            yield "Nothing is averaged over environments: no algorithm has equally many runs in each."
+            yield "Nothing is averaged over environments: no algorithm has the same number of runs in each."
         return
     yield (
         "Over all environments, with final returns scaled from 0, the lowest of all runs in an environment, to 1, the "
-        "highest; for algorithms with equally many runs in every environment:"
+        "highest; for algorithms with the same number of runs in every environment:"
     )
     averaged, improvements = [], []
     for variant, by_label in results.scores.items():
@@ -349,7 +355,7 @@ def _estimate(estimate: Estimate, form: Callable[[float], str] = _number) -> tup
 
 
 def _probability(estimate: Estimate) -> tuple[str, str]:
-    """Without an interval where all resamples agree, as they do if no run of one algorithm reaches one of the other."""
+    """The interval is left out if all resamples agree, as when no run of one algorithm reaches one of the other."""
     value, interval = _estimate(estimate, "{:.2f}".format)
     return value, "" if estimate.low == estimate.high else interval
 

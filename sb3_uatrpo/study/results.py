@@ -34,8 +34,9 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
     A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
     have the same ``environment``, ``variant`` and ``algorithm``.
 
-    Noise, and values varied for several algorithms, make variants, within which algorithms are compared. Values varied
-    for one algorithm alone belong to its name, so that they are compared with each other and with the others.
+    Noise and values varied for several algorithms define variants; algorithms are compared within a variant. Values
+    varied for a single algorithm become part of its name, so that its versions are compared with each other and with
+    the other algorithms.
 
     :param records: of any algorithms, environments, variants and hyperparameters
     :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own,
@@ -134,7 +135,7 @@ def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
 
 
 def _what_decides(spec: RunSpec) -> dict[str, Any]:
-    """All that must not differ between runs that are averaged."""
+    """Everything that must be equal in runs that are averaged."""
     others = {name: getattr(spec, name) for name in ("n_timesteps", *sorted(EVALUATION))}
     return {**spec.hyperparameters, **others}
 
@@ -149,14 +150,21 @@ def _named(settings: dict[str, Any], names: list[str]) -> str:
 
 
 def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
-    """:return: the hyperparameters that two groups both have, with different values, as ``name value and value``"""
+    """
+    :param first: the runs of one group
+    :param second: the runs of another group
+    :return: the hyperparameters that both groups have, but with different values, as ``name value and value``
+    """
     ours, theirs = (_what_decides(runs.record.iloc[0].spec) for runs in (first, second))
     in_both = ours.keys() & theirs.keys()
     return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing([ours, theirs]) if name in in_both]
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """:return: each label once, sorted, those of ``uatrpo`` first"""
+    """
+    :param labels: labels, possibly repeated
+    :return: each label once, sorted, those of ``uatrpo`` first
+    """
     return sorted(set(labels), key=lambda label: (not _is_uatrpo(label), label))
 
 
@@ -167,8 +175,8 @@ def _is_uatrpo(label: str) -> bool:
 
 def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]:
     """
-    :param labels: of all groups, in their order
-    :param algorithms: the two to compare, or ``None`` for the default pairs
+    :param labels: the labels of all groups, in order
+    :param algorithms: the two labels to compare, or ``None`` for the default pairs
     :return: the pairs to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
     :raises StudyError: if a given label does not exist, or both are the same
     """
@@ -188,7 +196,7 @@ def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]
 
 def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
     """
-    :param runs: of one group
+    :param runs: the runs of one group
     :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
         so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
     """
@@ -205,7 +213,7 @@ def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
 
 def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array]:
     """
-    :param runs: of one group
+    :param runs: the runs of one group
     :param name: ``"returns"`` or ``"is_success"``
     :return: steps at which all runs were evaluated (``n_evaluations``), and the mean over the episodes of each
         deterministic evaluation (``n_runs x n_evaluations``)
@@ -221,12 +229,20 @@ def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array
 
 
 def update_values(runs: pd.DataFrame, key: str) -> Array:
-    """:return: the finite values that all updates of all runs logged under ``train/`` as ``key`` (1-D)"""
+    """
+    :param runs: the runs of one group
+    :param key: name of a logged value, without ``train/``
+    :return: its finite values in all updates of all runs (``n_updates``)
+    """
     return update_series(runs, key)[1]
 
 
 def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
-    """:return: steps before each update of each run, and the values of ``update_values`` there (1-D each)"""
+    """
+    :param runs: the runs of one group
+    :param key: name of a logged value, without ``train/``
+    :return: the number of steps before each update with a finite value, and these values (``n_updates`` each)
+    """
     logged = [record.updates for record in runs.record if key in record.updates]
     timesteps, values = (
         np.array([value for updates in logged for value in updates[name]], dtype=np.float64)
@@ -303,8 +319,8 @@ class Results:
     @cached_property
     def scores(self) -> dict[str, dict[str, Array]]:
         """
-        :return: for each variant with several environments, and each label with equally many runs in all of them: final
-            returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
+        :return: for each variant with several environments, and each label with the same number of runs in all of them:
+            final returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
         """
         by_env = self.compared.groupby("environment").final_return
         lowest, highest = by_env.transform("min"), by_env.transform("max")
@@ -323,10 +339,17 @@ class Results:
 
 
 def counted(n: int, noun: str) -> str:
-    """:return: the number and the noun, in the plural unless the number is one"""
+    """
+    :param n: a number
+    :param noun: a noun in the singular
+    :return: the number and the noun, in the plural unless the number is one
+    """
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def joined(names: Iterable[str]) -> str:
-    """:return: the names that are not empty, with commas between them"""
+    """
+    :param names: names, some of which may be empty
+    :return: the names that are not empty, with commas between them
+    """
     return ", ".join(filter(None, names))

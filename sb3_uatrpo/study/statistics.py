@@ -61,7 +61,7 @@ def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, wi
     :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
     :param returns: their returns (``n_episodes``)
     :param grid: steps at which to evaluate the curve (``n_points``)
-    :param window: in steps
+    :param window: length of the window in steps
     :return: the curve (``n_points``)
     :raises ValueError: if ``timesteps`` and ``returns`` differ in length, or ``timesteps`` descend
     """
@@ -84,7 +84,7 @@ def final_return(timesteps: ArrayLike, returns: ArrayLike, n_timesteps: int, sha
     :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
     :param returns: their returns (``n_episodes``)
     :param n_timesteps: length of the run in steps
-    :param share: in (0, 1]
+    :param share: the last share of the steps, in (0, 1]
     :return: the final return, NaN without episodes
     :raises ValueError: if ``timesteps`` and ``returns`` differ in length, ``timesteps`` descend, or ``share`` is out of
         bounds
@@ -152,7 +152,7 @@ def share_at_least(values: ArrayLike, threshold: float) -> float:
     """
     :param values: for example the KL ratios of all proposed steps; NaN where missing (any shape)
     :param threshold: in the unit of ``values``
-    :return: share of values of at least ``threshold``, without missing values; NaN if all are missing
+    :return: share of the values that are at least ``threshold``; missing values do not count. NaN if all are missing
     """
     x = np.asarray(values, dtype=np.float64)
     x = x[~np.isnan(x)]
@@ -165,7 +165,7 @@ def _complete(returns: ArrayLike, axis: int) -> Array:
     if x.shape[axis] == 0:
         raise ValueError("returns must hold at least one run, but they are empty")
     if np.isnan(x).any():
-        raise ValueError("returns must be numbers, but they hold NaN: leave out runs that have none")
+        raise ValueError("returns must be numbers, but they hold NaN: leave out runs without a return")
     return x
 
 
@@ -183,7 +183,7 @@ def bootstrap(
     :param samples: one for each algorithm, runs along the last axis
     :param confidence_level: in (0, 1)
     :param n_resamples: number of bootstrap samples
-    :param seed: of the bootstrap samples
+    :param seed: seed of the bootstrap samples
     :return: the statistic and its bounds
     :raises ValueError: if a sample has no runs, or contains NaN
     """
@@ -212,7 +212,9 @@ def bootstrap(
 def bootstrap_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
     :param returns: one per run, runs along the last axis
+    :param options: further arguments of ``bootstrap``
     :return: mean and interval
+    :raises ValueError: if there is no run, or a return is NaN
     """
     return bootstrap(np.mean, returns, **options)
 
@@ -221,7 +223,9 @@ def bootstrap_cvar(returns: ArrayLike, kappa: ArrayLike, **options: Any) -> Esti
     """
     :param returns: one per run, runs along the last axis
     :param kappa: in (0, 1], a number or any shape
+    :param options: further arguments of ``bootstrap``
     :return: CVaR and interval, of the shape that ``cvar`` returns
+    :raises ValueError: if there is no run, a return is NaN, or ``kappa`` is out of bounds
     """
     return bootstrap(lambda x, axis: cvar(x, kappa, axis), returns, **options)
 
@@ -230,7 +234,9 @@ def difference_of_means(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
     """
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
+    :param options: further arguments of ``bootstrap``
     :return: mean of ``x`` minus mean of ``y``, and interval
+    :raises ValueError: if an algorithm has no run, or a return is NaN
     """
     return bootstrap(lambda x, y, axis: x.mean(axis) - y.mean(axis), x, y, **options)
 
@@ -240,7 +246,9 @@ def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options:
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
     :param kappa: in (0, 1], a number or any shape
+    :param options: further arguments of ``bootstrap``
     :return: CVaR of ``x`` minus CVaR of ``y``, and interval, of the shape of ``kappa``
+    :raises ValueError: if an algorithm has no run, a return is NaN, or ``kappa`` is out of bounds
     """
     return bootstrap(lambda x, y, axis: cvar(x, kappa, axis) - cvar(y, kappa, axis), x, y, **options)
 
@@ -251,7 +259,7 @@ def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
 
     :param x: final returns of one algorithm (``n_runs_x``)
     :param y: final returns of the other (``n_runs_y``)
-    :return: t and p, NaN if one of them has a single run, or if neither varies
+    :return: t and p; NaN if an algorithm has only one run, or if neither algorithm's returns vary
     """
     from scipy import stats
 
@@ -303,10 +311,13 @@ def _rliable(
 
 def interquartile_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
-    Mean without the lowest and the highest quarter of the runs, rounded down; with fewer than four runs, the mean.
+    Mean without the lowest and the highest quarter of the runs. The number left out is rounded down, so with fewer than
+    four runs it is the mean.
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, which are pooled
+    :param options: ``confidence_level``, ``n_resamples`` and ``seed``, as for ``bootstrap``
     :return: IQM and interval, each of shape (1,)
+    :raises ValueError: if there is no run, or a return is NaN
     """
     from rliable import metrics
 
@@ -319,7 +330,9 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Es
 
     :param x: final returns of one algorithm, ``n_runs_x`` or ``n_runs_x x n_tasks``
     :param y: final returns of the other, ``n_runs_y`` or ``n_runs_y x n_tasks``
+    :param options: ``confidence_level``, ``n_resamples`` and ``seed``, as for ``bootstrap``
     :return: probability and interval, each of shape (1,)
+    :raises ValueError: if an algorithm has no run, or a return is NaN
     """
 
     # the same as rliable's function of this name, whose rank test would take most of a report's time
@@ -336,7 +349,9 @@ def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: An
 
     :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores
     :param thresholds: in the unit of ``returns`` (``n_thresholds``)
+    :param options: ``confidence_level``, ``n_resamples`` and ``seed``, as for ``bootstrap``
     :return: shares and interval, each of shape (``n_thresholds``,)
+    :raises ValueError: if there is no run, or a return is NaN
     """
     taus = np.asarray(thresholds, dtype=np.float64)
     # the same as rliable's score_distributions, whose loop over thresholds would take seconds

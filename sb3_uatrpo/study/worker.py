@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from rl_zoo3.exp_manager import ExperimentManager
 
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "sb3_uatrpo", "stable_baselines3", "torch")
-# Environment variables that keep numerical libraries to one thread, read when they are loaded
+# Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# Makes reports rare, and keeps the records of algorithms that learn after every few steps small
+# Minimum number of steps between two reports, and between two updates that a record keeps: records stay small even for
+# algorithms that learn after every few steps
 STEPS_BETWEEN_REPORTS = 200
-# Seconds between two writes of the file with the steps
+# Minimum number of seconds between two writes of the file with the number of steps
 REPORT_INTERVAL = 0.5
 # Distance between the seeds of training and of evaluation environments
 EVAL_SEED_OFFSET = 1_000_000
@@ -186,7 +187,7 @@ def _episodes(env: VecEnv, successes: dict[int, list]) -> dict[str, list]:
     ended: list[tuple] = []
     seen = zip(env.get_attr("episode_returns"), env.get_attr("episode_lengths"), strict=True)
     for i, (returns, lengths) in enumerate(seen):
-        # too short where callbacks do not get the infos of all steps, as with sb3-contrib's ARS
+        # the list is too short if callbacks do not get the infos of all steps, as with sb3-contrib's ARS
         is_success = successes[i] if len(successes[i]) == len(returns) else [None] * len(returns)
         steps = (np.cumsum(lengths, dtype=int) * env.num_envs).tolist()
         ended += zip(steps, map(float, returns), map(int, lengths), is_success, strict=True)
@@ -199,7 +200,7 @@ def _episodes(env: VecEnv, successes: dict[int, list]) -> dict[str, list]:
 
 
 def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path) -> None:
-    """Save what RL Zoo saves, without monitor files, and without the sketch, which is most of a model."""
+    """Save what RL Zoo saves, except for monitor files and the sketch, which would be most of the file."""
     from sb3_uatrpo.core.sketch import Sketch
 
     sketch = getattr(model, "sketch", None)
@@ -262,7 +263,7 @@ class RunRecorder(BaseCallback):
 
     def columns(self) -> dict[str, list]:
         """
-        :return: a list for each name, as long as there are updates, with ``None`` where an update did not log it
+        :return: for each name, a list with one entry per update, ``None`` if the update did not log that name
         """
         names = dict.fromkeys(["timesteps", *(name for update in self.updates for name in update)])
         return {name: [update.get(name) for update in self.updates] for name in names}

@@ -12,7 +12,7 @@ N_STEPS = (250, 500, 1000, 2000, 4000)
 BATCH_SIZES = (25, 50, 125, 250)
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
-# Small shrinkage does not resemble none, so there is no continuous range to sample from
+# Small values do not behave like 0, so there is no continuous range to sample from
 SHRINKAGES = (0.5, 0.75, 0.9, 0.97)
 
 

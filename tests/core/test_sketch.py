@@ -84,9 +84,8 @@ def test_other_parameters_of_the_same_number_start_afresh_with_a_warning():
     sketch = ready(0.9)
     sketch.fit(th.tensor([4, 2]), 4, 0.9)
     sketch.draw()
-    with pytest.warns(
-        UserWarning, match="d=6 actor parameters and m=4 projections, but now there are the same number of others"
-    ):
+    now = "but now there are other parameters of the same number"
+    with pytest.warns(UserWarning, match=f"d=6 actor parameters and m=4 projections, {now}"):
         sketch.fit(th.tensor([2, 4]), 4, 0.9)
     assert sketch.omega.numel() == 0
 

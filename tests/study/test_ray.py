@@ -131,5 +131,5 @@ def test_an_address_without_a_cluster(tmp_path):
         other.shutdown(socket.SHUT_RDWR)
     for driver, text, n in zip(drivers, said, (port, 1), strict=True):
         assert driver.returncode == 2
-        assert text == f"Error: no Ray cluster answers at 127.0.0.1:{n} within 5 seconds\n"
+        assert text == f"Error: no Ray cluster answered at 127.0.0.1:{n} within 5 seconds\n"
     assert not records_of(tmp_path)

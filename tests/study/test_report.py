@@ -138,7 +138,7 @@ def test_one_run_has_no_intervals(tmp_path):
     text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
     (row,) = rows(section(text, "Returns"))
     assert row[3:8] == ["1", "123.0", "–", "123.0", "–"]
-    assert "One run alone has neither a standard error nor an interval" in text
+    assert "A single run has neither a standard error nor an interval" in text
     assert "## Differences" not in text
     assert not (tmp_path / "report" / "differences.png").exists()
 
@@ -154,7 +154,7 @@ def test_unequal_runs_without_evaluations_or_kl_ratio(tmp_path):
     (row,) = rows(section(text, "Differences"))
     assert row[2:8] == ["ppo − trpo", "3, 1", "50.00", "–", "–", "–"]
     assert "No KL ratio in the records of ppo." in text
-    assert "no algorithm has equally many runs" in text
+    assert "no algorithm has the same number of runs" in text
     assert not (tmp_path / "report" / "evaluations.png").exists()
     assert all(row[-1] == "–" for row in rows(section(text, "Returns")))
 
@@ -240,7 +240,7 @@ def test_a_difference_names_what_else_differs(tmp_path, page):
     assert "- uatrpo − trpo: gamma 0.995 and 0.99 (Hopper-v4; Swimmer-v4)\n" in said
     alike = [make_record("trpo", seed=seed, hyperparameters={"gamma": 0.995}) for seed in range(2)]
     folder = write(tmp_path / "alike", *records[:2], *alike)
-    assert "Not only the algorithms differ" not in page(folder)
+    assert "The algorithms are not the only difference" not in page(folder)
 
 
 def test_runs_of_different_length_are_refused(tmp_path, page):
@@ -357,7 +357,7 @@ def test_few_runs_are_warned_of_and_resamples_that_agree_are_no_interval(tmp_pat
         return section(page(write(tmp_path / name, *runs)), "Differences")
 
     few, several = differences("few", 3), differences("several", 5)
-    assert "some groups have 3 runs" in few
+    assert "some groups have only 3 runs" in few
     assert "Do not rely" not in several
     for text in (few, several):
         (row,) = rows(text)
