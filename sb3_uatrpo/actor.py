@@ -1,6 +1,7 @@
 """The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -229,7 +230,7 @@ class _TwiceDifferentiableAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return th.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+            return _attend(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             given = self._attention_signature.bind(*args, **kwargs)
             given.apply_defaults()
@@ -239,3 +240,21 @@ class _TwiceDifferentiableAttention(TorchFunctionMode):
             outputs, weights = func(*given.args, **given.kwargs)
             return outputs, weights if wanted else None
         return func(*args, **kwargs)
+
+
+def _attend(
+    query: th.Tensor,
+    key: th.Tensor,
+    value: th.Tensor,
+    attn_mask: th.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> th.Tensor:
+    """The arguments and the result of ``F.scaled_dot_product_attention``."""
+    if attn_mask is not None and attn_mask.dtype == th.bool:
+        # False hides a key; the function below would add the mask to the scores as 0 or 1
+        attn_mask = th.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
+    attend = th.ops.aten._scaled_dot_product_attention_math
+    attended: th.Tensor = attend(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+    return attended

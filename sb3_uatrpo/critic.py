@@ -100,6 +100,9 @@ class _GraphGradients:
     def at(self, observations: PyTorchObs, returns: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor | None, ...]]:
         """The loss, and its gradient for each parameter that it depends on."""
         loss = F.mse_loss(self._policy.predict_values(observations).flatten(), returns)
+        if not loss.requires_grad:
+            # a critic that is frozen or has no parameters, while something else is trained
+            return loss, (None,) * len(self.params)
         return loss.detach(), th.autograd.grad(loss, self.params, allow_unused=True)
 
 

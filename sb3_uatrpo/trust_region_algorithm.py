@@ -287,7 +287,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
         if hasattr(self.policy, "log_std"):
             values = {**values, "std": th.exp(self.policy.log_std).mean().item()}
         for name in self._logged.difference(values):
-            self.logger.name_to_value.pop(f"train/{name}", None)
+            # from all of them: a dump refuses tables of different length
+            for table in (self.logger.name_to_value, self.logger.name_to_count, self.logger.name_to_excluded):
+                table.pop(f"train/{name}", None)
         for name, value in values.items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -132,16 +132,29 @@ def test_the_head_is_that_of_the_policys_own_distribution():
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_is_the_same_and_can_be_differentiated_twice(need_weights, causal):
+@pytest.mark.parametrize("masked", ["nothing", "causal", "by numbers", "by truth", "by truth, named", "a whole row"])
+def test_attention_is_the_same_and_can_be_differentiated_twice(need_weights, masked):
     th.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=th.float64).eval()
     tokens = th.randn(3, 5, 8, dtype=th.float64, requires_grad=True)
-    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=th.float64) if causal else None
+    causal = masked == "causal"
+    numbers = nn.Transformer.generate_square_subsequent_mask(5, dtype=th.float64)
+    visible = numbers == 0.0
+    if masked == "a whole row":
+        visible[1] = False
+    of_attention = (
+        numbers if masked in ("causal", "by numbers") else ~visible if masked.startswith("by truth") else None
+    )
+    given, named = {
+        "by numbers": ((numbers, 0.0, False), {"scale": 0.3}),
+        "by truth": ((visible,), {}),
+        "by truth, named": ((), {"attn_mask": visible, "enable_gqa": True}),
+        "a whole row": ((), {"attn_mask": visible}),
+    }.get(masked, ((), {"is_causal": causal}))
 
     def attend():
-        attended = F.scaled_dot_product_attention(tokens, tokens, tokens, is_causal=causal)
-        return attention(attended, tokens, tokens, need_weights=need_weights, attn_mask=mask, is_causal=causal)
+        attended = F.scaled_dot_product_attention(tokens, tokens, tokens, *given, **named)
+        return attention(attended, tokens, tokens, need_weights=need_weights, attn_mask=of_attention, is_causal=causal)
 
     expected, expected_weights = attend()
     with _TwiceDifferentiableAttention():

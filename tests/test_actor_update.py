@@ -1,8 +1,10 @@
 """How an update of the actor ends, and that its log holds no more than it found."""
 
+import io
 import math
 
 import pytest
+from stable_baselines3.common.logger import HumanOutputFormat
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor_update import ActorUpdate, Status
@@ -66,3 +68,8 @@ def test_what_an_update_did_not_find_does_not_stay_from_an_earlier_one(cls):
     assert not {"kl_estimated", "kl_proposed", "kl_ratio", "value_loss"} & set(found)
     assert found["of_somebody_else"] == 1.0
     assert found["step_fraction"] == 0.0
+    # the formats of Stable-Baselines3 refuse tables of different length
+    written = io.StringIO()
+    model.logger.output_formats = [HumanOutputFormat(written)]
+    model.logger.dump()
+    assert "of_somebody_else" in written.getvalue()

@@ -90,6 +90,28 @@ def test_a_buffer_with_samples_of_its_own_is_asked():
     assert len(losses) == 4
 
 
+def no_baseline(model):
+    model.policy.predict_values = lambda observations: th.zeros(len(observations), 1)
+
+
+def a_frozen_critic_beside_a_trainable_module(model):
+    for name, param in model.policy.named_parameters():
+        param.requires_grad_("value" not in name)
+    model.policy.add_module("unused", th.nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize("change", [no_baseline, a_frozen_critic_beside_a_trainable_module])
+def test_a_critic_that_nothing_trained_has_a_part_in(change):
+    model = make_model(UATRPO, "box", policy="MlpPolicy", double=False, n_projections=4)
+    change(model)
+    before = {name: param.detach().clone() for name, param in model.policy.named_parameters()}
+    model.learn(2 * model.n_steps)
+    moved = {name for name, param in model.policy.named_parameters() if not th.equal(param, before[name])}
+    assert moved
+    assert not any("value" in name or "unused" in name for name in moved)
+    assert model._n_updates == 2
+
+
 def test_a_critic_without_parameters_of_its_own():
     model = make_model(UATRPO, "box", double=False, policy="MlpPolicy", n_projections=4)
     collect(model)
