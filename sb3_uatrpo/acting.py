@@ -28,6 +28,7 @@ from sb3_uatrpo.plain_mlp import (
     PlainMLP,
     as_arrays,
     same_but_for_rounding,
+    size_of_terms,
 )
 
 Observations = np.ndarray | dict[str, np.ndarray]
@@ -161,13 +162,23 @@ class ActingMLP:
             on_arrays = self._mlp.distribution(th.from_numpy(self._actor(features))).mode()
             mode = self._mlp.distribution(self._mlp.outputs(th.from_numpy(features))).mode()
             own_values, own_log_probs = self.evaluate(observations, mode.numpy())
-            pairs = {
-                "the distribution's mode": (on_arrays.reshape(actions.shape), actions),
-                "the values": (own_values, values),
-                "the log-probabilities": (own_log_probs, log_probs),
-                "get_distribution": (own_log_probs, self.policy.get_distribution(tensors).log_prob(mode)),
+            # one output of one environment may be close to zero by chance, which its rounding errors are not relative to
+            of_actor, of_critic = (
+                size_of_terms(chain, th.from_numpy(features)) for chain in (self._mlp.actor, self._mlp.critic)
+            )
+            # a log-probability is a sum of logarithms, of order one, and for discrete actions of logits
+            of_log_probs = max(1.0, of_actor)
+            outputs = {
+                "the distribution's mode": (on_arrays.reshape(actions.shape), actions, of_actor),
+                "the values": (own_values, values, of_critic),
+                "the log-probabilities": (own_log_probs, log_probs, of_log_probs),
+                "the distribution from get_distribution": (
+                    own_log_probs,
+                    self.policy.get_distribution(tensors).log_prob(mode),
+                    of_log_probs,
+                ),
             }
-        return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
+        return [name for name, compared in outputs.items() if not same_but_for_rounding(*compared)]
 
 
 def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:

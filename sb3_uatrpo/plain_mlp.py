@@ -353,16 +353,31 @@ def _with_parameters(distribution: Distribution, outputs: th.Tensor, log_std: th
     return distribution.proba_distribution(*parameters)
 
 
-def same_but_for_rounding(ours: th.Tensor, theirs: th.Tensor) -> bool:
+def size_of_terms(chain: Iterable[Dense], features: th.Tensor) -> float:
+    """
+    :param chain: layers
+    :param features: features of n steps, shape ``(n, i)``
+    :return: the largest |W|·|h| + |b| of the last layer, h being its input. Rounding errors are relative to this, even
+        where terms cancel and the output is close to zero.
+    """
+    *hidden, last = chain
+    bias = None if last.bias is None else last.bias.abs()
+    terms = F.linear(_through(hidden, features).abs(), last.weight.abs(), bias)
+    return terms.nan_to_num(0.0, 0.0).amax().item() if terms.numel() else 0.0
+
+
+def same_but_for_rounding(ours: th.Tensor, theirs: th.Tensor, scale: float = 0.0) -> bool:
     """
     :param ours: outputs of the fast path
     :param theirs: the policy's own
+    :param scale: size of the numbers that the outputs are sums of; at least the largest output is assumed
     :return: whether they agree up to rounding
     """
     if ours.shape != theirs.shape:
         return False
     ours, theirs = ours.double(), theirs.double()
-    scale = theirs.abs().nan_to_num(0.0, 0.0).amax().item() if theirs.numel() else 0.0
+    if theirs.numel():
+        scale = max(scale, theirs.abs().nan_to_num(0.0, 0.0).amax().item())
     return th.allclose(ours, theirs, rtol=_RELATIVE_TOLERANCE, atol=_RELATIVE_TOLERANCE * scale, equal_nan=True)
 
 

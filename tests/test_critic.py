@@ -174,7 +174,9 @@ def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch)
     collect(model)
     scale_latents(monkeypatch, "forward_critic")
     other = copy.deepcopy(model.policy)
-    with pytest.warns(UserWarning, match="do not reproduce the values and the critic's gradient of the policy itself"):
+    with pytest.warns(
+        UserWarning, match="do not reproduce the values and the critic's gradient that the policy itself"
+    ):
         ours = trained(model, plain=False)[0]
     model.policy = other
     for one, another in zip(ours, trained(model, plain=True)[0], strict=True):

@@ -1,6 +1,7 @@
 """Which policies are taken apart, that what is taken apart is the policy, and that it notices when it is not."""
 
 import copy
+import math
 import warnings
 from functools import partial
 
@@ -151,7 +152,9 @@ def test_what_looks_standard_and_is_not_is_served_the_general_way_with_one_warni
     """Structure cannot know all: here somebody has changed a method of Stable-Baselines3's class."""
     model = make_model(UATRPO, "box", double=False, n_projections=4)
     scale_latents(monkeypatch, "forward_actor")
-    with pytest.warns(UserWarning, match=r"do not reproduce the distribution's mode and get_distribution of") as caught:
+    with pytest.warns(
+        UserWarning, match="do not reproduce the distribution's mode and the distribution from get_dist"
+    ) as caught:
         model.learn(48)
     assert len(caught) == 1
     with warnings.catch_warnings():
@@ -165,7 +168,7 @@ def test_products_are_general_where_the_update_finds_a_difference(monkeypatch):
     model = make_model(UATRPO, "box", double=False, n_projections=4)
     collect(model)
     scale_latents(monkeypatch, "forward_actor")
-    with pytest.warns(UserWarning, match="its layers alone do not reproduce the action distribution of"):
+    with pytest.warns(UserWarning, match="its layers alone do not reproduce the action distribution that"):
         model.train()
     assert logged(model)["kl_ratio"] == pytest.approx(1.0, abs=0.3)
 
@@ -178,6 +181,39 @@ def test_rounding_is_told_from_difference(scale):
     assert not same_but_for_rounding(theirs[:1], theirs)
     assert same_but_for_rounding(theirs * th.nan, theirs * th.nan)
     assert not same_but_for_rounding(theirs * th.nan, theirs)
+
+
+def outputs_near_zero(scale: float = 1.0) -> tuple[ActingMLP, np.ndarray]:
+    """One environment where mean, value and log-probability are sums of terms that cancel."""
+    policy = policy_of(spaces.Box(-1.0, 1.0, (1,)), policy_kwargs={"net_arch": [64, 64]})
+    policy.set_training_mode(False)
+    observation = np.array([[0.3, -0.7, 0.5]], np.float32)
+    latents = policy.mlp_extractor(th.as_tensor(observation))
+    with th.no_grad():
+        for head, latent in zip((policy.action_net, policy.value_net), latents, strict=True):
+            head.weight.mul_(scale)
+            head.bias.copy_(-(head.weight @ latent[0]))
+        # log σ = -log √(2π)
+        policy.log_std.fill_(-0.5 * math.log(2.0 * math.pi))
+    mlp = PlainMLP.recognise(policy)
+    assert mlp is not None
+    return ActingMLP(mlp), observation
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_rounding_of_an_output_near_zero_is_no_difference(scale):
+    acting, observation = outputs_near_zero(scale)
+    with th.no_grad():
+        _, value, log_prob = acting.policy(th.as_tensor(observation), deterministic=True)
+    assert max(abs(value.item()), abs(log_prob.item())) < 1e-4 * scale
+    assert acting.differences(observation) == []
+
+
+def test_a_difference_of_an_output_near_zero_is_one(monkeypatch):
+    acting, observation = outputs_near_zero()
+    scale_latents(monkeypatch, "forward_actor")
+    scale_latents(monkeypatch, "forward_critic")
+    assert {"the distribution's mode", "the values"} <= set(acting.differences(observation))
 
 
 def test_only_plain_features_and_single_precision_act_as_arrays():
