@@ -162,7 +162,7 @@ class ActingMLP:
             on_arrays = self._mlp.distribution(th.from_numpy(self._actor(features))).mode()
             mode = self._mlp.distribution(self._mlp.outputs(th.from_numpy(features))).mode()
             own_values, own_log_probs = self.evaluate(observations, mode.numpy())
-            # one output of one environment may be close to zero by chance, which its rounding errors are not relative to
+            # an output of one environment alone may be close to zero by chance, but its rounding errors need not be
             of_actor, of_critic = (
                 size_of_terms(chain, th.from_numpy(features)) for chain in (self._mlp.actor, self._mlp.critic)
             )

@@ -93,19 +93,28 @@ class RunProcess:
 
         :return: the result of the run
         """
+        path = self.path / self.spec.file_name
         try:
-            record = read_record(self.path / self.spec.file_name)
-        except StudyError:
+            record = read_record(path)
+        except StudyError as error:
             code = self.process.returncode
             reason = f"the run's process ended with exit code {code} (if negative, a signal of that number killed it)"
+            if path.exists():
+                reason = f"its record cannot be read: {error}"
             record = failed_record(self.spec, reason, self.started)
-        output = (self.path / OUTPUT).read_text(errors="replace")[-OUTPUT_CHARACTERS:]
-        if record.traceback and output:
+        if record.traceback and (output := self._last_output()):
             record = replace(record, traceback=record.traceback + OUTPUT_HEADING + output)
         model = self.path / MODEL
         files = {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
         self.stop()
         return Result(record, files)
+
+    def _last_output(self) -> str:
+        path = self.path / OUTPUT
+        with path.open("rb") as output:
+            # a character takes at most four bytes
+            output.seek(max(0, path.stat().st_size - 4 * OUTPUT_CHARACTERS))
+            return output.read().decode(errors="replace")[-OUTPUT_CHARACTERS:]
 
     def stop(self) -> None:
         """End the run if it has not ended, and remove its folder."""
@@ -139,7 +148,7 @@ class Executor(ABC):
         Called only while there are submitted runs.
 
         :param timeout: maximum number of seconds to wait for the first result
-        :return: results of the runs that have ended since the last call
+        :return: results of runs that have ended, each of which is returned once; at the next call, there may be more
         """
 
     @abstractmethod
@@ -167,8 +176,11 @@ class ProcessExecutor(Executor):
             if time.monotonic() > end:
                 return []
             time.sleep(POLL_PROCESSES)
-        self.processes = [process for process in self.processes if process not in ended]
-        return [process.result() for process in ended]
+        # one at a time, so that each result is written before the next one is read
+        process = ended[0]
+        result = process.result()
+        self.processes.remove(process)
+        return [result]
 
     def steps(self) -> dict[RunSpec, int]:
         return {process.spec: process.steps() for process in self.processes}

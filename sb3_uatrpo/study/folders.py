@@ -264,7 +264,20 @@ def _read_run(run: Path) -> Record:
         with np.load(run / "evaluations.npz", allow_pickle=False) as data:
             evaluations = {"timesteps": data["timesteps"].tolist(), "returns": data["results"].tolist()}
 
-    reason = _why_unfinished(run / f"{arguments_file.parent.name}.zip", n_timesteps)
+    model = run / f"{arguments_file.parent.name}.zip"
+    # RL Zoo saves the model when the run ends, early or not
+    taken = _steps_taken(model) if model.exists() else None
+    counted = int(episodes["timesteps"].max()) if len(episodes) else 0
+    reason = None
+    if taken is None:
+        reason = f"no {model.name}: the run was killed, or is under way"
+    elif taken < n_timesteps:
+        reason = f"stopped after {taken:,} of {n_timesteps:,} steps"
+    elif counted > taken:
+        raise ValueError(
+            f"its monitor files count {counted:,} steps, but {taken:,} were taken: a wrapper around Monitor repeats "
+            "steps, so it is not known when episodes ended"
+        )
     started = min(header["t_start"] for header in headers)
     return Record(
         spec=RunSpec(
@@ -293,13 +306,9 @@ def _read_run(run: Path) -> Record:
     )
 
 
-def _why_unfinished(model: Path, n_timesteps: int) -> str | None:
-    # RL Zoo saves the model when the run ends, early or not
-    if not model.exists():
-        return f"no {model.name}: the run was killed, or is under way"
+def _steps_taken(model: Path) -> int:
     with zipfile.ZipFile(model) as archive:
-        taken = json.loads(archive.read("data"))["num_timesteps"]
-    return None if taken >= n_timesteps else f"stopped after {taken:,} of {n_timesteps:,} steps"
+        return int(json.loads(archive.read("data"))["num_timesteps"])
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

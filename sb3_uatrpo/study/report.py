@@ -216,9 +216,9 @@ def _successes(results: Results) -> Iterator[str]:
     if rows:
         yield "## Success rates"
         yield (
-            "Share of successful episodes (`is_success`), among those that ended in the last "
-            f"{FINAL_SHARE:.0%} of the steps and among those of the last deterministic evaluation. Mean and standard "
-            "error over runs."
+            "Share of successes among the episodes that report `is_success`: those that ended in the last "
+            f"{FINAL_SHARE:.0%} of the steps, and those of the last deterministic evaluation. Mean and standard error "
+            "over runs."
         )
         yield _table("environment | variant | algorithm | runs | success | interval | last evaluation", rows)
 

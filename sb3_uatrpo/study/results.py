@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.record import Record, RunSpec, StudyError
@@ -57,8 +58,8 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
             "seed": [spec.seed for spec in specs],
             "status": [record.status for record in records],
             "n_timesteps": [spec.n_timesteps for spec in specs],
-            "final_return": [_final(record, "returns") for record in records],
-            "final_success": [_final(record, "is_success") for record in records],
+            "final_return": [_final_return(record) for record in records],
+            "final_success": [_final_success(record) for record in records],
             "record": records,
         }
     )
@@ -85,16 +86,27 @@ def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[
     return variants, labels
 
 
-def _final(record: Record, name: str) -> float:
-    """The final return or success rate of a finished run; NaN if there is none or it is not finite."""
-    episodes = record.episodes
-    if record.status != "done" or name not in episodes:
-        return math.nan
-    # an episode that does not report its success is None, a return that is not finite NaN
-    known = [(t, value) for t, value in zip(episodes["timesteps"], episodes[name], strict=True) if value is not None]
-    timesteps, values = zip(*known, strict=True) if known else ((), ())
-    final = statistics.final_return(timesteps, values, record.spec.n_timesteps)
+def _final_return(record: Record) -> float:
+    """The final return of a finished run; NaN if there is none or it is not finite."""
+    final = _final_mean(record, record.episodes["returns"])
     return final if math.isfinite(final) else math.nan
+
+
+def _final_success(record: Record) -> float:
+    """Share of successes among the episodes of the final return that report whether they succeeded; NaN if none do."""
+    # None where an episode does not report it
+    reported = np.array(record.episodes.get("is_success", []), dtype=np.float64)
+    if not len(reported):
+        return math.nan
+    share = _final_mean(record, ~np.isnan(reported))
+    return _final_mean(record, np.nan_to_num(reported)) / share if share else math.nan
+
+
+def _final_mean(record: Record, values: ArrayLike) -> float:
+    """Mean over the episodes of the final return; NaN for a run that is not done."""
+    if record.status != "done":
+        return math.nan
+    return statistics.final_return(record.episodes["timesteps"], values, record.spec.n_timesteps)
 
 
 def _refuse_different_steps(runs: pd.DataFrame) -> None:

@@ -43,6 +43,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 STEPS_BETWEEN_REPORTS = 200
 # Minimum number of seconds between two writes of the file with the number of steps
 REPORT_INTERVAL = 0.5
+# Seconds that threads of an environment may go on after the run
+PATIENCE = 5.0
 # Distance between the seeds of training and of evaluation environments
 EVAL_SEED_OFFSET = 1_000_000
 # Files in a run's folder, besides its record
@@ -153,14 +155,17 @@ def _train(
     with closing(env):
         evaluation = _evaluation(manager, spec, env.num_envs, folder) if spec.eval_freq > 0 else None
         model.learn(spec.n_timesteps, callback=[*manager.callbacks, recorder, *filter(None, [evaluation])])
+        if model.num_timesteps < spec.n_timesteps:
+            # its last episodes are not those at the end of a run of this length
+            raise RuntimeError(f"a callback stopped it after {model.num_timesteps:,} of {spec.n_timesteps:,} steps")
         report(model.num_timesteps)
-        series = {**EMPTY, "episodes": _episodes(env, recorder.successes), "updates": recorder.columns()}
+        series = {**EMPTY, "episodes": _episodes(env, recorder.ends), "updates": recorder.columns()}
     if evaluation is not None:
         evaluation.eval_env.close()
         returns, successes = evaluation.evaluations_results, evaluation.evaluations_successes
         evaluations = {"timesteps": evaluation.evaluations_timesteps, "returns": np.array(returns, float).tolist()}
-        # SB3 lists only the episodes that reported whether they succeeded
-        if successes and all(len(values) == spec.n_eval_episodes for values in successes):
+        # SB3 lists only the episodes that reported whether they succeeded, and skips evaluations without any
+        if len(successes) == len(returns) and all(len(values) == spec.n_eval_episodes for values in successes):
             evaluations["is_success"] = np.array(successes, float).tolist()
         series["evaluations"] = evaluations
     if model_folder is not None:
@@ -182,15 +187,19 @@ def _evaluation(manager: "ExperimentManager", spec: RunSpec, n_envs: int, folder
     )
 
 
-def _episodes(env: VecEnv, successes: dict[int, list]) -> dict[str, list]:
-    """The episodes that each environment's Monitor saw. Environments step together: n steps of one are n of each."""
+def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> dict[str, list]:
+    """The episodes that each environment's Monitor saw, and what the recorder saw of their ends."""
     ended: list[tuple] = []
-    seen = zip(env.get_attr("episode_returns"), env.get_attr("episode_lengths"), strict=True)
+    # Monitor's methods, since wrappers may have attributes of the same names
+    seen = zip(env.env_method("get_episode_rewards"), env.env_method("get_episode_lengths"), strict=True)
     for i, (returns, lengths) in enumerate(seen):
-        # the list is too short if callbacks do not get the infos of all steps, as with sb3-contrib's ARS
-        is_success = successes[i] if len(successes[i]) == len(returns) else [None] * len(returns)
-        steps = (np.cumsum(lengths, dtype=int) * env.num_envs).tolist()
-        ended += zip(steps, map(float, returns), map(int, lengths), is_success, strict=True)
+        if len(ends[i]) == len(returns):
+            steps, is_success = zip(*ends[i], strict=True) if ends[i] else ((), ())
+        else:
+            # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together: n
+            # steps of one are n of each.
+            steps, is_success = np.cumsum(lengths, dtype=int) * env.num_envs, [None] * len(returns)
+        ended += zip(map(int, steps), map(float, returns), map(int, lengths), is_success, strict=True)
     ended.sort(key=lambda episode: episode[0])
     names = ("timesteps", "returns", "lengths", "is_success")
     episodes = {name: [episode[i] for episode in ended] for i, name in enumerate(names)}
@@ -218,7 +227,8 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
 class RunRecorder(BaseCallback):
     """
     Keeps the numbers and strings logged under ``train/``, including those of the last update, which SB3 records but
-    never dumps, and the ``is_success`` of episodes, which Monitor does not keep.
+    never dumps, and the steps at which episodes end and their ``is_success``, which Monitor does not keep. A wrapper
+    around Monitor may repeat or skip steps, so their number does not follow from the lengths of the episodes.
 
     :param report: called with the number of steps done
     :param n_steps: minimum number of steps between two reports, and between two updates that are kept: algorithms that
@@ -230,8 +240,9 @@ class RunRecorder(BaseCallback):
         self.report = report
         self.n_steps = n_steps
         self.updates: list[dict[str, Any]] = []
-        #: for each environment, ``info["is_success"]`` of its episodes, ``None`` where it is missing
-        self.successes: dict[int, list] = defaultdict(list)
+        #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]``, ``None``
+        #: where it is missing
+        self.ends: dict[int, list[tuple[int, float | None]]] = defaultdict(list)
         self.reported = 0
         self.seen: Any = None
 
@@ -239,7 +250,7 @@ class RunRecorder(BaseCallback):
         for i, info in enumerate(self.locals.get("infos", ())):
             if "episode" in info:
                 is_success = info.get("is_success")
-                self.successes[i].append(None if is_success is None else float(is_success))
+                self.ends[i].append((self.num_timesteps, None if is_success is None else float(is_success)))
         if self.num_timesteps - self.reported >= self.n_steps:
             self.reported = self.num_timesteps
             self.report(self.num_timesteps)
@@ -298,6 +309,10 @@ def main() -> None:
 
     record = run_one(RunSpec.from_json(task["spec"]), report, folder / MODEL if task["save_model"] else None)
     write_record(record, folder)
+    # Python waits for threads at exit, and an environment may have left one that never ends
+    end = threading.Timer(PATIENCE, os._exit, [0])
+    end.daemon = True
+    end.start()
 
 
 def _end_with_the_driver(folder: Path) -> None:

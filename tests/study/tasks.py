@@ -1,6 +1,7 @@
 """An environment that tests can follow and break: ``tests.study.tasks:Waiting-v0``."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class Waiting(gym.Env):
     :param hold_from: processes from this one on, in order of arrival, wait until the file ``go`` exists, and as long as
         there is a file ``stay_`` with their process id
     :param reports_success: whether episodes report success, alternately that they succeeded and that they did not
+    :param first_report: number of the first episode that does, from 1
+    :param leaves_thread: whether to start a thread that never ends
     """
 
     def __init__(
@@ -29,10 +32,15 @@ class Waiting(gym.Env):
         folder: str,
         hold_from: int | None = None,
         reports_success: bool = False,
+        first_report: int = 1,
+        leaves_thread: bool = False,
         render_mode: str | None = None,
     ):
         self.folder, self.hold_from, self.reports_success = Path(folder), hold_from, reports_success
+        self.first_report = first_report
         self.episodes = 0
+        if leaves_thread:
+            threading.Thread(target=threading.Event().wait).start()
         self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.steps = 0
@@ -54,7 +62,8 @@ class Waiting(gym.Env):
         self.steps += 1
         done = self.steps == 10
         self.episodes += done
-        info = {"is_success": self.episodes % 2 == 0} if done and self.reports_success else {}
+        reports = done and self.reports_success and self.episodes >= self.first_report
+        info = {"is_success": self.episodes % 2 == 0} if reports else {}
         return self._observation(), float(action), done, False, info
 
     def _observation(self):

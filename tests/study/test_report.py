@@ -296,6 +296,10 @@ def test_success_rates(tmp_path, page):
     (row,) = rows(section(text, "Success rates"))
     # nine of ten, and half of those that said
     assert row == ["Hopper-v4", "–", "uatrpo", "2", "70.0% ± 20.0%", "50.0% to 90.0%", "50.0% ± 0.0%"]
+    # an episode long before the end does not stand in for those at the end
+    records[0].episodes["is_success"] = [1.0] * 90 + [None] * 10
+    (row,) = rows(section(page(write(tmp_path / "early", *records)), "Success rates"))
+    assert row[3:5] == ["1", "50.0%"]
 
 
 def variants_and_algorithms(*runs: tuple[str, str]) -> list[list[str]]:
@@ -488,13 +492,15 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path, page):
     zoo_run(tmp_path / "logs", number=6, seed=1)
     broken = zoo_run(tmp_path / "logs", number=7, seed=9)
     (broken / "0.monitor.csv").write_text("#{")
+    zoo_run(tmp_path / "logs", number=8, seed=10, n_timesteps=900)
     text = page(tmp_path / "logs")
-    assert text.splitlines()[2].startswith("6 runs done, 2 failed, 2 left out")
+    assert text.splitlines()[2].startswith("6 runs done, 2 failed, 3 left out")
     said = section(text, "Runs")
     assert "stopped after 400 of 1,000 steps" in said
     assert "no CartPole-v1.zip: the run was killed, or is under way" in said
     assert "- `CartPole-v1_6`: the same run as CartPole-v1_2: equal settings and seed" in said
     assert "- `CartPole-v1_7`: JSONDecodeError" in said
+    assert "- `CartPole-v1_8`: ValueError: its monitor files count 1,000 steps, but 900 were taken" in said
     (row,) = rows(section(text, "Differences"))
     assert row[2:5] == ["uatrpo − ppo", "3, 3", "20.00"]
     assert "No KL ratio in the records of ppo, uatrpo." in text

@@ -1,6 +1,8 @@
 """Studies on this machine, as they are typed and as they are interrupted."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess,
 from sb3_uatrpo.study.folders import StudyFolder
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.study.record import read_record, read_records, write_record
-from sb3_uatrpo.study.worker import failed_record, run_one
+from sb3_uatrpo.study.worker import OUTPUT, failed_record, run_one
 from tests.study.synthetic import make_folder, make_record
 from tests.study.tasks import processes_seen
 
@@ -255,6 +257,75 @@ def test_success_is_kept_where_the_task_reports_it(tmp_path):
     assert (kept.episodes, kept.evaluations) == (record.episodes, record.evaluations)
     (spec,) = plan(["uatrpo"], ["CartPole-v1"], [0], 200, QUICK, eval_freq=0)
     assert "is_success" not in run_one(spec).episodes
+
+
+def test_evaluations_that_report_success_only_later(tmp_path):
+    """Stable-Baselines3 then has fewer lists of successes than evaluations."""
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True, 'first_report': 4}}"
+    (spec,) = plan(
+        ["ppo"],
+        ["tests.study.tasks:Waiting-v0"],
+        [0],
+        400,
+        ["n_steps:100", "batch_size:50", kwargs],
+        eval_freq=200,
+        n_eval_episodes=3,
+    )
+    record = run_one(spec)
+    assert record.status == "done", record.traceback
+    assert "is_success" not in record.evaluations
+    assert record.episodes["is_success"] == [None] * 3 + [1.0, 0.0] * 18 + [1.0]
+    kept = read_record(write_record(record, tmp_path))
+    assert (kept.episodes, kept.evaluations) == (record.episodes, record.evaluations)
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_steps_that_a_wrapper_repeats_are_counted_once(n_envs):
+    params = [
+        "n_steps:100",
+        "batch_size:50",
+        "env_wrapper:[{'rl_zoo3.wrappers.FrameSkip': {'skip': 4}}]",
+        f"n_envs:{n_envs}",
+    ]
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 600, params, eval_freq=0)
+    episodes = run_one(spec).episodes
+    assert sum(episodes["lengths"]) > 2 * 600
+    assert 500 < episodes["timesteps"][-1] <= 600
+    assert episodes["timesteps"] == sorted(episodes["timesteps"])
+
+
+def test_a_run_that_a_callback_stops_early_has_failed():
+    stop = "callback:[{'stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes': {'max_episodes': 2}}]"
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 4000, ["n_steps:100", "batch_size:50", "n_envs:1", stop], eval_freq=0)
+    record = run_one(spec)
+    assert record.status == "failed"
+    assert re.match(r"RuntimeError: a callback stopped it after [\d,]+ of 4,000 steps", record.reason)
+
+
+def test_a_thread_of_the_environment_does_not_hold_up_the_study(tmp_path):
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'leaves_thread': True}}"
+    (spec,) = plan(
+        ["ppo"], ["tests.study.tasks:Waiting-v0"], [0], 200, ["n_steps:100", "batch_size:50", kwargs], eval_freq=0
+    )
+    run = RunProcess(spec)
+    assert run.has_ended(PATIENCE)
+    assert run.result().record.status == "done"
+
+
+def test_a_record_that_cannot_be_read_says_why(tmp_path):
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 200, ["n_steps:100", "batch_size:50"], eval_freq=0)
+    run = RunProcess(spec)
+    assert run.has_ended(PATIENCE)
+    path = run.path / spec.file_name
+    content = json.loads(path.read_text())
+    content["episodes"]["returns"] = [1.0]
+    path.write_text(json.dumps(content))
+    (run.path / OUTPUT).write_text("é" * 5000 + "the end")
+    record = run.result().record
+    assert record.status == "failed"
+    assert record.reason.startswith("its record cannot be read: ")
+    assert "lists of equal length" in record.reason
+    assert record.traceback.endswith("é" * 1993 + "the end")
 
 
 # ------------------------------------------------------------------------------------------------------- whole studies
