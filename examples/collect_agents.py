@@ -33,9 +33,9 @@ PAGE = """\
 # Agents
 
 Each agent comes from the run with seed {seed}. The seed was fixed beforehand, so no agent was chosen for its return.
-The link leads to the model card. For deterministic episodes, the table gives the mean and standard deviation of the
-return, which vary with the environment's seed (here {evaluation_seed}). For the end of training, it gives the mean
-return over the last tenth of the steps, with sampled actions.
+Each link leads to the agent's model card. *Deterministic episodes*: mean and standard deviation of the return,
+which vary with the environment's seed (here {evaluation_seed}). *End of training*: mean return of the training
+episodes, with sampled actions, over the last tenth of the steps.
 
 {table}
 
