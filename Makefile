@@ -45,7 +45,7 @@ pytest: $(READY)
 docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/doctrees docs build/docs
 
-# All tests with the oldest versions that setup.cfg allows; a .pth file borrows all other packages from .venv
+# The tests with the oldest versions in constraints-oldest.txt; a .pth file borrows all other packages from .venv
 OLDEST := .venv-oldest
 
 $(OLDEST)/.ready: $(READY) constraints-oldest.txt
