@@ -116,7 +116,8 @@ class Actor:
 
         def count(tensor: th.Tensor) -> th.Tensor:
             nonlocal n_bytes
-            if tensor.data_ptr() not in known:
+            # a sparse tensor has no address, and is a constant of the network rather than an activation
+            if tensor.layout == th.strided and tensor.data_ptr() not in known:
                 n_bytes += tensor.numel() * tensor.element_size()
             return tensor
 

@@ -11,6 +11,7 @@ To support another distribution, write its head and register it in ``_HEADS``, a
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -140,10 +141,11 @@ class CategoricalHead(Head):
         return th.cat(products, dim=-1)
 
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
-        divergences = [
-            F.kl_div(new_log_p, old_log_p, reduction="none", log_target=True).sum(dim=-1)
-            for old_log_p, new_log_p in zip(self._log_softmax(old), self._log_softmax(new), strict=True)
-        ]
+        divergences = []
+        for old_log_p, new_log_p in zip(self._log_softmax(old), self._log_softmax(new), strict=True):
+            terms = old_log_p.exp() * (old_log_p - new_log_p)
+            # a choice that was impossible, as with a mask, adds 0·(-∞ + ∞) = 0
+            divergences.append(terms.masked_fill(old_log_p == -math.inf, 0.0).sum(dim=-1))
         return th.stack(divergences).sum(dim=0)
 
 

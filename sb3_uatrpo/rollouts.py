@@ -233,6 +233,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
                     actions = actions.reshape(-1, 1)
                 if dones.any():
                     self._bootstrap_time_limits(rewards, dones, infos)
+                # the variables of Stable-Baselines3's loop over environments, where it leaves them
+                idx, done = len(dones) - 1, dones[-1]
                 if step is not None:
                     values, log_probs = evaluation.take(step)
                 writer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]

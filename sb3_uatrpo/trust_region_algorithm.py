@@ -218,8 +218,11 @@ class TrustRegionAlgorithm(DeferredRollouts):
         unchanged = Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
         n_trajectories = count_trajectories(self.rollout_buffer)
 
+        def warn(reason: str) -> None:
+            warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=5)
+
         def refused(reason: str, diagnostics: dict[str, float]) -> ActorUpdate:
-            warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=4)
+            warn(reason)
             return ActorUpdate.refused(reason, unchanged, diagnostics)
 
         known: dict[str, float] = {"n_trajectories": n_trajectories}
@@ -238,6 +241,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
         known |= length.diagnostics
         max_kl = self.line_search_kl_factor * length.kl_estimated
         result = self._search(actor, batch, estimates, length.eta * direction.vector, max_kl)
+        if result.accepted is None and not math.isfinite(result.proposed.kl):
+            warn("the KL divergence of the full step is not finite, and no shorter step was accepted")
         return ActorUpdate.after_line_search(result, length.kl_estimated, unchanged, known)
 
     def _estimate(self, actor: Actor, batch: Batch, n_trajectories: int) -> PolicyEstimates:

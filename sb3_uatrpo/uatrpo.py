@@ -207,20 +207,7 @@ class UATRPO(TrustRegionAlgorithm):
             seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
         n_params = self._new_actor().n_params
         dtype = next(self.policy.parameters()).dtype
-        n_projections = self._projections_that_fit(n_params, dtype)
-        n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
-        if n_bytes > self.sketch_memory_limit:
-            raise ValueError(
-                f"sketch_memory_limit must have room for at least one projection, {n_bytes} bytes with d={n_params} "
-                f"actor parameters, but it is {self.sketch_memory_limit}"
-            )
-        if n_projections < self.n_projections:
-            warnings.warn(
-                f"n_projections is lowered from {self.n_projections} to {n_projections}: with d={n_params} actor "
-                f"parameters each projection takes {n_bytes} bytes, and "
-                f"sketch_memory_limit={self.sketch_memory_limit} has no room for more.",
-                stacklevel=2,
-            )
+        n_projections = self._projections_that_fit(n_params, dtype, known=None)
         self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)
         if self.verbose >= 1:
             print(
@@ -228,10 +215,23 @@ class UATRPO(TrustRegionAlgorithm):
                 f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
             )
 
-    def _projections_that_fit(self, n_params: int, dtype: th.dtype) -> int:
-        """m, lowered to what fits into ``sketch_memory_limit``."""
-        fitting = self.sketch_memory_limit // max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
-        return max(1, min(self.n_projections, fitting))
+    def _projections_that_fit(self, n_params: int, dtype: th.dtype, known: int | None) -> int:
+        """m, lowered to what fits into ``sketch_memory_limit``, with a warning unless it is ``known``."""
+        n_bytes = max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
+        fitting = min(self.n_projections, self.sketch_memory_limit // n_bytes)
+        if fitting == 0:
+            raise ValueError(
+                f"sketch_memory_limit must have room for at least one projection, {n_bytes} bytes with d={n_params} "
+                f"actor parameters, but it is {self.sketch_memory_limit}"
+            )
+        if fitting < self.n_projections and fitting != known:
+            warnings.warn(
+                f"n_projections is lowered from {self.n_projections} to {fitting}: with d={n_params} actor parameters "
+                f"each projection takes {n_bytes} bytes, and sketch_memory_limit={self.sketch_memory_limit} has no "
+                "room for more.",
+                stacklevel=3,
+            )
+        return fitting
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -240,7 +240,8 @@ class UATRPO(TrustRegionAlgorithm):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         gradient = estimates.gradient
         sketch = self.sketch
-        sketch.fit(estimates.layout, self._projections_that_fit(len(gradient), sketch.dtype), self.ema_beta)
+        n_projections = self._projections_that_fit(len(gradient), sketch.dtype, known=sketch.shape[1])
+        sketch.fit(estimates.layout, n_projections, self.ema_beta)
         sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}

@@ -432,8 +432,8 @@ def test_locals_may_be_copied_deeply():
             return copied["values"].shape == (2, 1) and list(reversed(self.locals.items())) != []
 
     as_sb3(make_callback=Copies)
-    # loop variables of the steps at which episodes end
-    assert names[False] - names[True] <= {"done", "idx", "terminal_obs", "terminal_value"}
+    # variables of the steps at which time limits end episodes
+    assert names[False] - names[True] <= {"terminal_obs", "terminal_value"}
     assert names[True] <= names[False]
 
 

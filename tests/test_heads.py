@@ -1,5 +1,7 @@
 """Each head against torch's own distributions, in float64 and by double backward."""
 
+import math
+
 import pytest
 import torch as th
 from hypothesis import given, settings
@@ -165,3 +167,23 @@ def test_an_unknown_distribution_is_refused_by_name():
 
     with pytest.raises(ValueError, match=r"Unheard.*use one of DiagGaussianDistribution"):
         head_of(Unheard())
+
+
+@pytest.mark.parametrize("kind", [categorical, multi_categorical])
+def test_an_impossible_choice_adds_nothing(kind):
+    """As with a mask: the other choices are what they are without it, and the KL divergence is theirs."""
+    old, new, masked = vectors(KINDS[kind], 0), vectors(KINDS[kind], 1), slice(1, 2)
+    head = head_of(kind(old))
+    found = []
+    for value in (-1e6, -math.inf):
+        for h in (old, new):
+            h[:, masked] = value
+        found.append(head.kl(old, new))
+        assert head.kl(old, old).abs().max() == 0.0
+        assert head.fisher_product(old, vectors(KINDS[kind], 2)).isfinite().all()
+    th.testing.assert_close(*found)
+    assert found[0].min() > 0.0
+    # what becomes possible was not foreseen
+    possible = new.clone()
+    possible[:, masked] = 0.0
+    assert (head.kl(possible, new) == math.inf).all()

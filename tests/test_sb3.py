@@ -468,9 +468,9 @@ def test_the_sketch_is_part_of_the_parameters():
 
 def test_loading_with_other_projections_restarts_the_sketch(tmp_path):
     small(UATRPO, "MlpPolicy", "CartPole-v1").learn(64).save(tmp_path / "model")
+    model = UATRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), n_projections=5)
     with pytest.warns(UserWarning, match=r"starts afresh.* m=8 projections.* m=5"):
-        model = UATRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), n_projections=5)
-    learns_something(model)
+        learns_something(model)
     assert model.sketch.omega.shape[1] == 5
 
 
@@ -494,6 +494,43 @@ def test_frozen_parameters_keep_their_sketch_through_a_checkpoint(tmp_path):
     loaded = freeze(UATRPO.load(tmp_path / "model", env=env))
     loaded.learn(32)
     assert loaded.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta**3)
+
+
+def test_a_sketch_of_frozen_layers_survives_a_limit_that_binds_before_they_are_frozen(tmp_path):
+    def freeze(model):
+        model.policy.mlp_extractor.policy_net.requires_grad_(False)
+        return model
+
+    env = NoiseEnv(ACTION_SPACES["box"])
+    kwargs = {"policy_kwargs": {"net_arch": [64]}}
+    d = len(actor_vector(small(UATRPO, "MlpPolicy", env, **kwargs)))
+    # room for three projections of all parameters, and for eight of those that stay trainable
+    with pytest.warns(UserWarning, match="n_projections is lowered from 8 to 3"):
+        model = freeze(small(UATRPO, "MlpPolicy", env, sketch_memory_limit=12 * d * 3, **kwargs))
+    model.learn(64).save(tmp_path / "model")
+    assert model.sketch.shape[1] == 8
+    with pytest.warns(UserWarning, match="n_projections is lowered from 8 to 3"):
+        loaded = freeze(UATRPO.load(tmp_path / "model", env=env))
+    loaded.learn(32)
+    assert loaded.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta**3)
+
+
+def test_unfreezing_layers_lowers_the_projections_with_a_warning_or_is_refused():
+    for room, outcome in ((2, pytest.warns(UserWarning, match="lowered from 8 to 2")), (0, None)):
+        model = small(UATRPO, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]))
+        model.policy.log_std.requires_grad_(False)
+        model.learn(32)
+        model.policy.log_std.requires_grad_(True)
+        model.sketch_memory_limit = 12 * sum(p.numel() for p in actor_parameters(model.policy)) * room + 11
+        if outcome is None:
+            before = actor_vector(model)
+            with pytest.raises(ValueError, match="sketch_memory_limit must have room for at least one projection"):
+                model.learn(32)
+            assert np.array_equal(actor_vector(model), before)
+        else:
+            with outcome, pytest.warns(UserWarning, match="starts afresh"):
+                model.learn(32)
+            assert model.sketch.shape[1] == 2
 
 
 def test_other_parameters_of_equal_number_restart_the_sketch():

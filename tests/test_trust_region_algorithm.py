@@ -1,11 +1,13 @@
 """The SB3 side: what an update touches, refuses, logs, saves and repeats."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
@@ -676,3 +678,44 @@ def test_policy_gradients_do_not_accumulate():
     model.train()
     assert all(param.grad is None for param in model.policy.parameters())
     assert np.isfinite(flat(model.policy.parameters())).all()
+
+
+class Masked(ActorCriticPolicy):
+    """One choice is impossible."""
+
+    value = -math.inf
+
+    def _get_action_dist_from_latent(self, latent_pi):
+        logits = self.action_net(latent_pi)
+        hidden = th.zeros_like(logits, dtype=th.bool)
+        hidden[:, 1] = True
+        return self.action_dist.proba_distribution(logits.masked_fill(hidden, self.value))
+
+
+class AlmostMasked(Masked):
+    value = -1e6
+
+
+@BOTH
+def test_a_policy_with_impossible_choices_learns(cls):
+    vectors = []
+    for policy in (Masked, AlmostMasked):
+        model = small(cls, "discrete", double=False, policy=policy)
+        before = actor_vector(model)
+        model.learn(3 * model.n_steps)
+        assert logged(model)["step_fraction"] > 0.0
+        assert not np.array_equal(actor_vector(model), before)
+        vectors.append(actor_vector(model))
+    np.testing.assert_allclose(*vectors, rtol=1e-3, atol=1e-4)
+
+
+@BOTH
+def test_a_kl_divergence_that_is_not_finite_is_said(cls, monkeypatch):
+    model = small(cls)
+    collect(model)
+    before = actor_vector(model)
+    monkeypatch.setattr(GaussianHead, "kl", lambda self, old, new: th.full_like(old[:, 0], th.nan))
+    with pytest.warns(UserWarning, match="left the policy unchanged: the KL divergence of the full step is not finite"):
+        model.train()
+    assert np.array_equal(actor_vector(model), before)
+    assert logged(model)["step_fraction"] == 0.0

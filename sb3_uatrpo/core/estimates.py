@@ -16,6 +16,7 @@ also in reverse mode. Both use one ordinary graph of the policy, so any network 
 The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -44,11 +45,25 @@ def batched_grad(
     :param cotangents: for each output, c cotangents along a new first dimension
     :return: for each input, c gradients along a new first dimension; None if no output depends on it
     """
-    if not th.is_anomaly_check_nan_enabled():
-        return list(
-            th.autograd.grad(outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True)
-        )
     # torch's anomaly detection has to read the numbers, which is not possible for several cotangents at once
+    if not (th.is_anomaly_enabled() and th.is_anomaly_check_nan_enabled()):
+        try:
+            return list(
+                th.autograd.grad(
+                    outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
+                )
+            )
+        except th.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # torch cannot differentiate some operations along several cotangents at once, such as products with sparse
+            # matrices. The loop raises any other error again.
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"A part of the policy can be differentiated along one cotangent at a time only, which is slower: "
+                f"{reason}",
+                stacklevel=2,
+            )
     single = [
         th.autograd.grad(outputs, inputs, [part[i] for part in cotangents], retain_graph=True, allow_unused=True)
         for i in range(len(cotangents[0]))
@@ -90,7 +105,8 @@ class Linearization:
     @cached_property
     def _linear_map(self) -> tuple[th.Tensor, list[th.Tensor], list[int]]:
         """The graph of u ↦ J'u: u, the parts of J'u that depend on it, and the indices of their parameters."""
-        u = th.zeros_like(self.head, requires_grad=True)
+        # not zero, where the backward pass of some operations takes a shortcut that is not linear
+        u = th.ones_like(self.head, requires_grad=True)
         pulled = th.autograd.grad(self.head, self.params, u, create_graph=True, allow_unused=True)
         places = [i for i, part in enumerate(pulled) if part is not None and part.requires_grad]
         return u, [pulled[i] for i in places], places

@@ -156,10 +156,10 @@ class Sketch:
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """
-        Restore a state. If its m differs, the sketch starts afresh instead, with a warning.
+        Restore a state, whatever its shape.
 
-        A state that belongs to other actor parameters is restored all the same: which parameters are frozen is known
-        only at the next update, which then decides whether the state fits.
+        Which parameters are frozen, and so how many projections fit into memory, is known only at the next update. It
+        decides whether the state fits.
 
         :param state_dict: what ``state_dict`` returned
         :param strict: whether to require every entry and no other
@@ -181,12 +181,7 @@ class Sketch:
         }
         omega = matrices.get("omega", self.omega)
         if omega.numel() > 0:
-            shape = (omega.shape[0], omega.shape[1])
-            if shape[1] != self.shape[1]:
-                self._warn_of_restart(shape, self.shape)
-                self._clear()
-                return
-            self.shape = shape
+            self.shape = (omega.shape[0], omega.shape[1])
         vars(self).update(matrices)
         if "layout" in state_dict:
             self.layout = state_dict["layout"].to("cpu", th.float64).clone()

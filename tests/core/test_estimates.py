@@ -1,18 +1,32 @@
 """Matrix-free estimates against dense matrices from loops over samples, in float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from torch import nn
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
 from sb3_uatrpo.core.estimates import SampleEstimates
-from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, env_major, make_model
+from tests.helpers import (
+    ACTION_SPACES,
+    DICT,
+    IMAGE,
+    SmallCNN,
+    SmallCombined,
+    actor_vector,
+    collect,
+    env_major,
+    make_model,
+)
 from tests.reference import (
     DoubleMultiInputPolicy,
     covariance_matrix,
@@ -169,3 +183,88 @@ def test_both_matrices_are_symmetric_and_positive_semidefinite(seed):
         assert gram[0, 1].item() == pytest.approx(gram[1, 0].item(), rel=1e-8, abs=1e-10)
         assert gram[0, 0] >= -1e-12
     assert min(estimates.quadratic_forms(x[:, 0])) >= 0.0
+
+
+class Mixing(BaseFeaturesExtractor):
+    """Ends with a constant matrix, such as the adjacency of a graph."""
+
+    def __init__(self, space, sparse):
+        super().__init__(space, 4)
+        self.linear = nn.Linear(spaces.flatdim(space), 4)
+        mixing = th.eye(4) + th.diag(0.5 * th.ones(3), 1)
+        self.mixing = mixing.to_sparse() if sparse else mixing
+
+    def forward(self, observations):
+        return (self.mixing @ self.linear(observations).tanh().T).T
+
+
+def learned(extractor, **kwargs) -> np.ndarray:
+    """The actor's parameters after two updates."""
+    policy = {"net_arch": [4], "features_extractor_class": extractor, "features_extractor_kwargs": kwargs}
+    model = make_model(UATRPO, "box", double=False, n_projections=4, policy_kwargs=policy)
+    model.learn(2 * model.n_steps)
+    return actor_vector(model)
+
+
+class Doubled(th.autograd.Function):
+    """2x. Its backward pass looks at the cotangent, and takes a shortcut where that is zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2.0 * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2.0 * cotangent if cotangent.any() else th.zeros_like(cotangent)
+
+
+class Twice(FlattenExtractor):
+    """Twice the observations, by an operation that ``by`` defines."""
+
+    def __init__(self, space, by):
+        super().__init__(space)
+        self.linear, self.by = nn.Linear(self.features_dim, self.features_dim), by
+
+    def forward(self, observations):
+        return self.by(self.linear(super().forward(observations)))
+
+
+SINGLE = {
+    "sparse": (partial(learned, Mixing, sparse=True), partial(learned, Mixing, sparse=False)),
+    "looks at numbers": (partial(learned, Twice, by=Doubled.apply), partial(learned, Twice, by=partial(th.mul, 2.0))),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_what_takes_one_cotangent_at_a_time_takes_longer_and_no_more(name):
+    single, batched = SINGLE[name]
+    with pytest.warns(UserWarning, match="one cotangent at a time"):
+        found = single()
+    np.testing.assert_allclose(found, batched(), rtol=1e-3, atol=1e-4)
+
+
+def test_cotangents_are_taken_together(monkeypatch):
+    """One call of autograd for all of them, unless torch searches for NaN."""
+    x = th.randn(3, requires_grad=True)
+    calls = []
+    grad = th.autograd.grad
+    monkeypatch.setattr(th.autograd, "grad", lambda *args, **kwargs: calls.append(args) or grad(*args, **kwargs))
+    (together,) = module.batched_grad([x.tanh()], [x], [th.eye(3)])
+    assert len(calls) == 1
+    with pytest.warns(UserWarning, match="Anomaly Detection"), th.autograd.detect_anomaly():
+        (single,) = module.batched_grad([x.tanh()], [x], [th.eye(3)])
+    assert len(calls) == 4
+    th.testing.assert_close(single, together)
+
+
+@pytest.mark.filterwarnings("ignore:A part of the policy can be differentiated along one cotangent")
+def test_products_with_j_and_its_transpose_agree_where_the_backward_pass_has_a_shortcut():
+    generator = th.Generator().manual_seed(0)
+    x, weight = (th.randn(*shape, generator=generator, dtype=th.float64) for shape in ((5, 3), (3, 2)))
+    weight.requires_grad_()
+    head = Doubled.apply(x @ weight).tanh()
+    linearization = module.Linearization(head, (weight,), lambda p: p, th.ones_like(head))
+    jacobian = linearization.vjp(th.eye(head.numel(), dtype=th.float64).view(-1, *head.shape)).T
+    products = linearization.jvp(th.eye(weight.numel(), dtype=th.float64))
+    th.testing.assert_close(products.flatten(1).T, jacobian)
+    assert jacobian.any()

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from rl_zoo3.utils import ALGOS
 from stable_baselines3 import PPO
 
+from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess, run_study
 from sb3_uatrpo.study.folders import StudyFolder
@@ -416,6 +417,10 @@ def test_a_study_from_a_file_to_models_that_rl_zoo_shows(tmp_path, finish, monke
     (archive,) = model.rglob("CartPole-v1.zip")
     # the sketch would be 200 times as many numbers as the policy's
     assert archive.stat().st_size < 500_000
+    # a run that goes on from it draws an Ω of its own
+    kept = UATRPO.load(archive, device="cpu").sketch
+    assert kept.omega.numel() == 0
+    assert not th.equal(kept.generator.get_state(), th.Generator().manual_seed(0).get_state())
     assert (model / "uatrpo" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").exists()
     enjoy = ["enjoy", "--algo", "uatrpo", "--env", "CartPole-v1", "-f", str(model), "-n", "20", "--no-render"]
     zoo = [sys.executable, "-m", "sb3_uatrpo.zoo", *enjoy, "--device", "cpu"]
