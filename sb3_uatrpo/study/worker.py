@@ -193,13 +193,15 @@ def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> d
     # Monitor's methods, since wrappers may have attributes of the same names
     seen = zip(env.env_method("get_episode_rewards"), env.env_method("get_episode_lengths"), strict=True)
     for i, (returns, lengths) in enumerate(seen):
-        if len(ends[i]) == len(returns):
-            steps, is_success = zip(*ends[i], strict=True) if ends[i] else ((), ())
-        else:
+        known = ends[i]
+        if len(known) != len(returns):
             # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together: n
             # steps of one are n of each.
-            steps, is_success = np.cumsum(lengths, dtype=int) * env.num_envs, [None] * len(returns)
-        ended += zip(map(int, steps), map(float, returns), map(int, lengths), is_success, strict=True)
+            known = [(int(steps), None) for steps in np.cumsum(lengths, dtype=int) * env.num_envs]
+        ended += [
+            (steps, float(r), int(length), is_success)
+            for (steps, is_success), r, length in zip(known, returns, lengths, strict=True)
+        ]
     ended.sort(key=lambda episode: episode[0])
     names = ("timesteps", "returns", "lengths", "is_success")
     episodes = {name: [episode[i] for episode in ended] for i, name in enumerate(names)}
