@@ -357,8 +357,8 @@ def size_of_terms(chain: Iterable[Dense], features: th.Tensor) -> float:
     """
     :param chain: layers
     :param features: features of n steps, shape ``(n, i)``
-    :return: the largest |W|·|h| + |b| of the last layer, h being its input. Rounding errors are relative to this, even
-        where terms cancel and the output is close to zero.
+    :return: the largest ``|W|·|h| + |b|`` of the last layer, h being its input. Rounding errors are relative to this,
+        even where terms cancel and the output is close to zero.
     """
     *hidden, last = chain
     bias = None if last.bias is None else last.bias.abs()

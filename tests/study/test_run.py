@@ -63,8 +63,8 @@ def start(words: list[str], **environment: str) -> subprocess.Popen:
         cwd=ROOT,
         start_new_session=True,
         env={**os.environ, **environment},
-        # where these tests run in the background, interrupts are ignored, and children would inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # where these tests run in the background or under nohup, both are ignored, and children would inherit that
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
         **pipes,
     )
 
@@ -580,9 +580,10 @@ def test_a_driver_that_ends_loses_only_what_is_under_way(tmp_path, finish):
 
 
 def test_nohup_is_respected():
-    assert set(command_line.ending_signals()) == {signal.SIGTERM, signal.SIGHUP}
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        assert set(command_line.ending_signals()) == {signal.SIGTERM, signal.SIGHUP}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert command_line.ending_signals() == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGHUP, before)
