@@ -57,7 +57,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
-    """A row for each method on each task: final returns over runs, and proposed steps over all their updates."""
+    """
+    A row for each method on each task: final returns over runs, and steps over all updates of these runs, as proposed
+    and as taken after the line search.
+    """
     rows = []
     for (task, method), runs in groups.items():
         returns = runs.final_return.to_numpy()
@@ -66,7 +69,6 @@ def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
         several = len(returns) > 1
         error = f" ± {standard_error(returns):,.0f}" if several else ""
         interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if several else ""
-        ratios = update_values(runs, "kl_ratio")
         rows.append(
             {
                 "task": task,
@@ -74,13 +76,21 @@ def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
                 "N": len(returns),
                 "final return": f"{returns.mean():,.0f}{error}",
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
-                "worst run": f"{returns.min():,.0f}",
-                "median KL ratio": f"{np.median(ratios):.2f}",
-                "ratio ≥ 2": f"{share_at_least(ratios, 2.0):.1%}",
-                "mean proposed KL": f"{update_values(runs, 'kl_proposed').mean():.4f}",
+                "runs, worst first": ", ".join(f"{value:,.0f}" for value in sorted(returns)),
+                "median KL ratio": of_updates(runs, "kl_ratio", np.median, ".2f"),
+                "ratio ≥ 2": of_updates(runs, "kl_ratio", lambda ratios: share_at_least(ratios, 2.0), ".1%"),
+                "mean KL proposed": of_updates(runs, "kl_proposed", np.mean, ".4f"),
+                "mean KL taken": of_updates(runs, "kl_divergence_loss", np.mean, ".4f"),
+                "shortened": of_updates(runs, "step_fraction", lambda fractions: np.mean(fractions < 1), ".1%"),
             }
         )
     return markdown(rows)
+
+
+def of_updates(runs: pd.DataFrame, key: str, statistic: Callable[[np.ndarray], float], form: str) -> str:
+    """A statistic of a logged value over all updates of all runs; a dash if no run logged it."""
+    values = update_values(runs, key)
+    return f"{statistic(values):{form}}" if len(values) else "–"
 
 
 def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Difference) -> pd.DataFrame:

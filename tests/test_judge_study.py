@@ -97,9 +97,14 @@ def test_the_table_of_all_runs(capsys):
     assert cells[3] == f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}"
     # one fifth of four runs is a part of the worst
     assert cells[4].startswith(f"{min(returns):,.0f} (")
-    assert cells[5] == f"{min(returns):,.0f}"
+    assert cells[5] == ", ".join(f"{value:,.0f}" for value in sorted(returns))
     assert cells[6] == f"{np.nanmedian(ratios):.2f}"
     assert cells[7] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
+    for cell, key in ((8, "kl_proposed"), (9, "kl_divergence_loss")):
+        logged = np.concatenate([np.array(r.updates[key], dtype=float) for r in chosen])
+        assert cells[cell] == f"{np.nanmean(logged):.4f}"
+    fractions = np.concatenate([np.array(r.updates["step_fraction"], dtype=float) for r in chosen])
+    assert cells[10] == f"{np.mean(fractions < 1):.1%}"
     assert "no task has several runs of both" in printed
 
 

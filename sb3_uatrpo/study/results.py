@@ -139,7 +139,7 @@ def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
             labels[kind.index] = f"{algo} ({name})"
     # labels too long for a legend are numbered alike in all environments; the report lists their hyperparameters
     numbers: Counter[str] = Counter()
-    for label in sorted(labels[labels.str.len() > LONGEST_LABEL].unique()):
+    for label in sorted(label for label in labels.unique() if len(label) > LONGEST_LABEL):
         algo = label.partition(" ")[0]
         numbers[algo] += 1
         labels[labels == label] = f"{algo} (settings {numbers[algo]})"
