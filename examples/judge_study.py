@@ -81,7 +81,7 @@ def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
                 "ratio ≥ 2": of_updates(runs, "kl_ratio", lambda ratios: share_at_least(ratios, 2.0), ".1%"),
                 "mean KL proposed": of_updates(runs, "kl_proposed", np.mean, ".4f"),
                 "mean KL taken": of_updates(runs, "kl_divergence_loss", np.mean, ".4f"),
-                "shortened": of_updates(runs, "step_fraction", lambda fractions: np.mean(fractions < 1), ".1%"),
+                "shortened": of_updates(runs, "step_fraction", lambda fractions: float(np.mean(fractions < 1)), ".1%"),
             }
         )
     return markdown(rows)

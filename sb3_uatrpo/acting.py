@@ -1,5 +1,6 @@
 """The standard MLP policy during a rollout: it acts on NumPy arrays, and its actions are evaluated afterwards."""
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from sb3_uatrpo.core.array_mlp import Array
 from sb3_uatrpo.hooks import forward_hooks
 from sb3_uatrpo.plain_mlp import (
     DISTRIBUTION_METHODS,
+    EXTRACTOR_METHODS,
     POLICY_METHODS,
     FastPath,
     PlainMLP,
@@ -48,7 +50,7 @@ class ActingMLP:
 
     def __init__(self, mlp: PlainMLP) -> None:
         policy = self.policy = mlp.policy
-        self._class = type(policy)
+        self._class, self._kind = type(policy), type(policy.action_dist)
         params = [*mlp.actor_params, *mlp.critic_params]
         self._addresses = [param.data_ptr() for param in params]
         self._where = [param.data_ptr for param in params]
@@ -56,6 +58,10 @@ class ActingMLP:
         self._memory = [memoryview(array).cast("B") for array in arrays]
         self._numbers = [bytes(memory) for memory in self._memory]
         self._owners, self._names, self._parts = zip(*_parts_of(policy), strict=True)
+        self._modules = tuple(policy.modules())
+        self._types = list(map(type, self._modules))
+        self._places = _class_methods(policy)
+        self._methods = list(itertools.starmap(getattr, self._places))
         self._children = [module._modules for module in policy.modules() if module._modules]
         self._n_children = list(map(len, self._children))
         hooks = (hooks for module in policy.modules() for hooks in forward_hooks(module))
@@ -101,6 +107,9 @@ class ActingMLP:
         return (
             all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
             and type(self.policy) is self._class
+            and type(self.policy.action_dist) is self._kind
+            and list(map(type, self._modules)) == self._types
+            and list(itertools.starmap(getattr, self._places)) == self._methods
             and list(map(len, self._children)) == self._n_children
             and not any(self._hooks)
             and [where() for where in self._where] == self._addresses
@@ -192,6 +201,8 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
         yield vars(policy), name, None
     for name in DISTRIBUTION_METHODS:
         yield vars(policy.action_dist), name, None
+    for name in EXTRACTOR_METHODS:
+        yield vars(policy.mlp_extractor), name, None
     for module in policy.modules():
         yield vars(module), "forward", None
         for values in (module._modules, module._parameters):
@@ -202,6 +213,14 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
             for name, value in vars(module).items():
                 if not name.startswith("_") and name not in ("training", "forward"):
                     yield vars(module), name, value
+
+
+def _class_methods(policy: ActorCriticPolicy) -> list[tuple[type, str]]:
+    """The methods that a policy's, its modules' and its distribution's classes define, each as class and name."""
+    methods: list[tuple[type, str]] = [(type(policy), name) for name in POLICY_METHODS]
+    methods += [(type(policy.action_dist), name) for name in DISTRIBUTION_METHODS]
+    methods += [(type(policy.mlp_extractor), name) for name in EXTRACTOR_METHODS]
+    return methods + [(kind, "forward") for kind in {type(module) for module in policy.modules()}]
 
 
 # Each sampler makes the same torch call as the distribution and draws as many numbers, so the random stream is the

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from sb3_uatrpo.batch import Batch, rows_of
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.heads import head_of, unchecked
+from sb3_uatrpo.heads import check_distribution, head_of, unchecked
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
 
@@ -34,6 +34,7 @@ class Actor:
     def __init__(self, policy: ActorCriticPolicy, fast_path: FastPath | None = None) -> None:
         self.policy = policy
         self.head = head_of(policy.action_dist)
+        self._kind = type(policy.action_dist)
         self._fast_path = fast_path or FastPath()
         self._mlp = PlainMLP.recognise(policy)
         self._gradient_hooks = GradientHooks(policy)
@@ -76,7 +77,9 @@ class Actor:
             self.policy.action_dist = unchecked(distribution)
             # a plain MLP has no attention, and the mode would intercept every torch call
             attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
-            with self._gradient_hooks.set_aside(), attention:
+            # what torch.compile makes of a module can be differentiated only once
+            eager = th.compiler.set_stance("force_eager") if _has_compiled_modules(self.policy) else nullcontext()
+            with self._gradient_hooks.set_aside(), attention, eager:
                 yield
         finally:
             self.policy.action_dist = distribution
@@ -88,8 +91,15 @@ class Actor:
 
         :param observations: the observations of all steps, since a network may use some parameters only at some steps
         :param n_steps: n, number of steps
+        :raises ValueError: if the policy returns a distribution of another kind than its ``action_dist``
         """
-        self.bytes_per_step = self._bytes_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
+        few = rows_of(observations, slice(0, 2))
+        if self._mlp is not None:
+            with th.no_grad():
+                size = self._head_vector(few).shape[1]
+            if not self._mlp.is_fast_with(size):
+                self._mlp = None
+        self.bytes_per_step = self._bytes_of_graph(few, min(2, n_steps))
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
         used = [False] * len(candidates)
         heads = []
@@ -105,6 +115,26 @@ class Actor:
             and self._fast_path.for_update(self._heads_of(self._mlp, observations, n_steps), th.cat(heads))
         ):
             self._mlp = None
+
+    def check_products(self, observations: th.Tensor | TensorDict) -> None:
+        """
+        Whether JX misses parameters that J'U has, because the backward pass of some operation has no gradient of its
+        own. F̂ and Σ̂ would miss them too.
+
+        :param observations: of a few steps
+        :raises ValueError: if it does
+        """
+        if not self.params or self._mlp is not None:
+            return
+        head = self._head_vector(observations)
+        missed = Linearization(head, self.params, lambda P: P, th.zeros_like(head)).missed_params()
+        if missed:
+            names: dict[th.Tensor, str] = {param: name for name, param in self.policy.named_parameters()}
+            raise ValueError(
+                f"policy: it must be possible to differentiate it twice, but the second derivative misses "
+                f"{', '.join(names[self.params[i]] for i in missed)}; look for operations between these parameters and "
+                "the actions whose backward pass does not record gradients, such as once_differentiable"
+            )
 
     def _parts(self, n_steps: int) -> list[slice]:
         return parts_of(n_steps, self.bytes_per_step)
@@ -128,7 +158,9 @@ class Actor:
         return n_bytes // n_steps + head.shape[1] * n_outputs * head.element_size()
 
     def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
-        return self.head.vector(self.policy.get_distribution(observations))
+        distribution = self.policy.get_distribution(observations)
+        check_distribution(distribution, self._kind)
+        return self.head.vector(distribution)
 
     def _heads_of(self, mlp: PlainMLP, observations: th.Tensor | TensorDict, n_steps: int) -> th.Tensor:
         with th.no_grad():
@@ -219,6 +251,11 @@ class Actor:
         except BaseException:
             move(0.0)
             raise
+
+
+def _has_compiled_modules(policy: ActorCriticPolicy) -> bool:
+    """Whether a module was compiled, in place or by ``torch.compile``."""
+    return any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in policy.modules())
 
 
 class _TwiceDifferentiableAttention(TorchFunctionMode):

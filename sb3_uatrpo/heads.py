@@ -6,8 +6,9 @@ needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(
 Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
 correction for squashed actions, cancel in every ratio and gradient and are left out.
 
-To support another distribution, write its head and register it in ``_HEADS``, and a copy without validation in
-``_UNCHECKED``. ``tests/test_heads.py`` then compares the head with ``tests/reference.py``.
+To support another distribution, write its head and register it in ``_HEADS``, the torch distribution that it wraps in
+``_TORCH``, and a copy without validation in ``_UNCHECKED``. ``tests/test_heads.py`` then compares the head with
+``tests/reference.py``.
 """
 
 import copy
@@ -194,6 +195,25 @@ def head_of(distribution: Any) -> Head:
     return _HEADS[kind](distribution)
 
 
+def check_distribution(found: Any, expected: type[Distribution]) -> None:
+    """
+    :param found: what a policy's ``get_distribution`` returned
+    :param expected: type of the policy's ``action_dist``, from which its head was made
+    :raises ValueError: if ``found`` is of another kind, or wraps a torch distribution of another kind, so that the head
+        would misread it
+    """
+    parts = getattr(found, "distribution", None)
+    kinds = set(map(type, parts if isinstance(parts, list) else [parts]))
+    if type(found) not in (expected, _UNCHECKED[expected]) or kinds != {_TORCH[expected]}:
+        kind = expected if type(found) is _UNCHECKED[expected] else type(found)
+        of = " and ".join(sorted(part.__name__ for part in kinds))
+        raise ValueError(
+            f"policy: get_distribution returned {kind.__name__} of {of}, but action_dist is "
+            f"{expected.__name__}, which is of {_TORCH[expected].__name__}; other distributions are not supported, "
+            "because their Fisher matrix is not known here"
+        )
+
+
 # Stable-Baselines3's distributions, without torch's validation of their parameters
 
 
@@ -243,6 +263,17 @@ _UNCHECKED: dict[type[Distribution], type[Distribution]] = {
     CategoricalDistribution: _UncheckedCategorical,
     MultiCategoricalDistribution: _UncheckedMultiCategorical,
     BernoulliDistribution: _UncheckedBernoulli,
+}
+
+
+#: What each wraps
+_TORCH: dict[type[Distribution], type[th.distributions.Distribution]] = {
+    DiagGaussianDistribution: Normal,
+    SquashedDiagGaussianDistribution: Normal,
+    StateDependentNoiseDistribution: Normal,
+    CategoricalDistribution: Categorical,
+    MultiCategoricalDistribution: Categorical,
+    BernoulliDistribution: Bernoulli,
 }
 
 

@@ -198,6 +198,9 @@ class DeferredRollouts(OnPolicyAlgorithm):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         rollout_buffer.reset()
         callback.on_rollout_start()
+        if not (acting.is_current() and acting.policy is self.policy):
+            # a callback has changed the policy, for example its noise. A copy that is not current does not act below.
+            acting = self._who_acts(rollout_buffer) or acting
 
         evaluation = DeferredEvaluation(acting, rollout_buffer)
         writer = StepWriter(rollout_buffer)

@@ -117,18 +117,38 @@ class TrustRegionAlgorithm(DeferredRollouts):
         super()._setup_model()
         self._fast_path = FastPath()
         self._logged: set[str] = set()
-        # raises an error for distributions that are not supported
-        Actor(self.policy)
+        self._n_actor_params = self._check_policy()
 
-    def _new_actor(self) -> Actor:
-        """An actor that knows its parameters before the first rollout."""
-        # The buffer is still empty: its zeros serve as observations of the right shape
-        empty = self.rollout_buffer.observations
-        first = {key: array[0] for key, array in empty.items()} if isinstance(empty, dict) else empty[0]
+    def _check_policy(self) -> int:
+        """
+        :return: d, the number of actor parameters, as far as it is known before the first rollout
+        :raises ValueError: if the policy's action distribution is not supported, or the policy cannot be differentiated
+            twice
+        """
+        observations = obs_as_tensor(self._any_observations(), self.device)
         actor = Actor(self.policy)
         with actor.evaluation_mode():
-            actor.find_params(obs_as_tensor(first, self.device), self.n_envs)
-        return actor
+            actor.find_params(observations, self.n_envs)
+            actor.check_products(observations)
+        return actor.n_params
+
+    def _any_observations(self) -> np.ndarray | dict[str, np.ndarray]:
+        """Observations of one step that belong to their space. Not all are zero, where some functions have a kink."""
+
+        def of(array: np.ndarray, space: spaces.Space) -> np.ndarray:
+            zeros = array[0]
+            numbers = np.arange(1, zeros.size + 1).reshape(zeros.shape)
+            if isinstance(space, spaces.Box):
+                values = np.cos(numbers) if np.issubdtype(zeros.dtype, np.floating) else numbers % 3
+                return values.clip(space.low, space.high).astype(zeros.dtype)
+            return (numbers % 2).astype(zeros.dtype) if isinstance(space, spaces.MultiBinary) else zeros
+
+        # the buffer is still empty: its zeros have the right shape
+        empty, space = self.rollout_buffer.observations, self.observation_space
+        if isinstance(empty, dict):
+            assert isinstance(space, spaces.Dict)
+            return {key: of(array, space[key]) for key, array in empty.items()}
+        return of(empty, space)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast_path"]
@@ -194,7 +214,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises NonFiniteRolloutError: if the rollout contains NaN or infinity. It is raised before anything changes,
             and is both a ``FloatingPointError`` and a ``ValueError``.
+        :raises RuntimeError: if torch records no gradients, as within ``torch.no_grad()``
         """
+        if not th.is_grad_enabled():
+            raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         actor = Actor(self.policy, self._fast_path)
         with actor.evaluation_mode():

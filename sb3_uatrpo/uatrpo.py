@@ -205,7 +205,7 @@ class UATRPO(TrustRegionAlgorithm):
         else:
             # not the seed itself: Ω would repeat the numbers that initialised the policy
             seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
-        n_params = self._new_actor().n_params
+        n_params = self._n_actor_params
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype, known=None)
         self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)

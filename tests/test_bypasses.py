@@ -15,12 +15,13 @@ from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
+from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests import helpers
@@ -28,7 +29,7 @@ from tests.helpers import ACTION_SPACES, NoiseEnv, collect, make_model, spread_o
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
 from tests.test_update import check_updates
-from tests.test_user_additions import as_sb3, small
+from tests.test_user_additions import as_sb3, filled, small
 
 
 class At(cb.BaseCallback):
@@ -42,6 +43,17 @@ class At(cb.BaseCallback):
         if self.at in (None, self.n_calls):
             with th.no_grad():
                 self.change(self.model, self.locals)
+        return True
+
+
+class AtTheStart(At):
+    """Makes one change, before the first step."""
+
+    def _on_rollout_start(self) -> None:
+        with th.no_grad():
+            self.change(self.model, self.locals)
+
+    def _on_step(self) -> bool:
         return True
 
 
@@ -105,6 +117,31 @@ def patched_sample(model, _):
     distribution.sample = lambda: 0.1 * sample()
 
 
+def replaced_latents(model, _):
+    extractor = model.policy.mlp_extractor
+    actor, critic = extractor.forward_actor, extractor.forward_critic
+    extractor.forward_actor = lambda features: 0.1 * actor(features) + 0.3
+    extractor.forward_critic = lambda features: 0.1 * critic(features) + 0.3
+
+
+class DoubledLinear(nn.Linear):
+    def forward(self, inputs):
+        return 2.0 * super().forward(inputs)
+
+
+def layer_of_another_class(model, _):
+    model.policy.action_net.__class__ = model.policy.value_net.__class__ = DoubledLinear
+
+
+class HalvedGaussian(DiagGaussianDistribution):
+    def sample(self):
+        return 0.5 * super().sample()
+
+
+def distribution_of_another_class(model, _):
+    model.policy.action_dist.__class__ = HalvedGaussian
+
+
 def steeper(model, _):
     for module in model.policy.modules():
         if isinstance(module, nn.LeakyReLU):
@@ -122,12 +159,45 @@ def steeper(model, _):
         hook_on_the_extractor,
         another_extractor,
         patched_sample,
+        replaced_latents,
+        layer_of_another_class,
+        distribution_of_another_class,
         steeper,
     ],
 )
-def test_whatever_changes_in_mid_rollout(change):
+@pytest.mark.parametrize("at", ["a step", "the start"])
+def test_whatever_changes_in_mid_rollout(change, at):
     activation = nn.LeakyReLU if change is steeper else nn.Tanh
-    as_sb3(make_callback=lambda: At(change), policy_kwargs={"net_arch": [4], "activation_fn": activation})
+    as_sb3(
+        make_callback=lambda: At(change) if at == "a step" else AtTheStart(change),
+        policy_kwargs={"net_arch": [4], "activation_fn": activation},
+    )
+
+
+@pytest.mark.parametrize("kind", [MlpExtractor, nn.Tanh, ActorCriticPolicy])
+def test_a_class_may_be_patched_in_mid_rollout(kind, monkeypatch):
+    name = {MlpExtractor: "forward_actor", nn.Tanh: "forward", ActorCriticPolicy: "extract_features"}[kind]
+    own = getattr(kind, name)
+
+    def patch(model, _):
+        # shifts what is computed, and keeps one rollout's patch from the next
+        monkeypatch.setattr(kind, name, lambda *args: own(*args) + 0.5)
+
+    def rollout(fast):
+        with monkeypatch.context() as context:
+            context.setattr(kind, name, own)
+            return filled(fast, callback=At(patch))
+
+    assert_same_buffers(rollout(True).rollout_buffer, rollout(False).rollout_buffer)
+
+
+def test_noise_that_is_annealed_at_the_start_of_a_rollout_is_drawn_by_the_copy(monkeypatch):
+    """The copy is made anew, not dropped: such a callback must not make rollouts slow."""
+    drawn = []
+    sample = ActingMLP.sample
+    monkeypatch.setattr(ActingMLP, "sample", lambda self, obs: drawn.append(1) or sample(self, obs))
+    ours, _ = as_sb3(make_callback=lambda: AtTheStart(lambda model, _: model.policy.log_std.sub_(1.0)))
+    assert len(drawn) == ours.n_steps
 
 
 def test_actions_may_become_squashed_in_mid_rollout():

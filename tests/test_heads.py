@@ -15,8 +15,12 @@ from stable_baselines3.common.distributions import (
     SquashedDiagGaussianDistribution,
     StateDependentNoiseDistribution,
 )
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch.distributions import Beta
 
+from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.heads import head_of
+from tests.helpers import make_model
 from tests.reference import kl_of
 
 N = 5
@@ -167,6 +171,37 @@ def test_an_unknown_distribution_is_refused_by_name():
 
     with pytest.raises(ValueError, match=r"Unheard.*use one of DiagGaussianDistribution"):
         head_of(Unheard())
+
+
+class ReturnsBeta(ActorCriticPolicy):
+    def _get_action_dist_from_latent(self, latent_pi):
+        distribution = super()._get_action_dist_from_latent(latent_pi)
+        mean = self.action_net(latent_pi)
+        distribution.distribution = Beta(mean.exp(), mean.exp())
+        return distribution
+
+
+class ReturnsSquashed(ActorCriticPolicy):
+    def _get_action_dist_from_latent(self, latent_pi):
+        squashed = SquashedDiagGaussianDistribution(self.action_space.shape[0])
+        return squashed.proba_distribution(self.action_net(latent_pi), self.log_std)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            ReturnsBeta,
+            "DiagGaussianDistribution of Beta, but action_dist is DiagGaussianDistribution, which",
+        ),
+        (ReturnsSquashed, "SquashedDiagGaussianDistribution of Normal, but action_dist is DiagGaussianDistribution"),
+    ],
+)
+def test_a_policy_that_returns_another_distribution_is_refused(policy, message, cls):
+    """The head would read its mean and its standard deviation, and take it for a Gaussian."""
+    with pytest.raises(ValueError, match=message):
+        make_model(cls, "box", policy=policy)
 
 
 @pytest.mark.parametrize("kind", [categorical, multi_categorical])

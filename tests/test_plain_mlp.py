@@ -13,13 +13,14 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
     IMAGE,
+    NoiseEnv,
     SmallCNN,
     SmallCombined,
     collect,
@@ -251,3 +252,16 @@ def test_numbers_out_of_range_are_refused_as_the_policy_refuses_them_without_a_w
         acting.sample(np.array([[np.inf, -np.inf, 1.0]], np.float32))
     # tanh takes large numbers as it takes others
     assert np.isfinite(acting.sample(np.full((1, 3), 1e38, np.float32))).all()
+
+
+@pytest.mark.parametrize(("n_choices", "layered"), [(10, True), (60, False), (1000, False)])
+def test_wide_heads_are_left_to_general_products(n_choices, layered, monkeypatch):
+    """∂h/∂z of the last layer has the square of their size."""
+    seen = []
+    linearize = PlainMLP.linearize
+    monkeypatch.setattr(PlainMLP, "linearize", lambda self, *args: seen.append(1) or linearize(self, *args))
+    env = NoiseEnv(spaces.Discrete(n_choices))
+    model = MatchedTRPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu", seed=0)
+    model.learn(16)
+    assert bool(seen) is layered
+    assert logged(model)["step_fraction"] > 0

@@ -24,7 +24,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sb3_uatrpo import UATRPO, critic
+from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.storage import StepWriter
@@ -480,7 +480,99 @@ def test_a_compiled_policy_trains(monkeypatch):
     np.testing.assert_allclose(actor_vector(models[0]), actor_vector(models[1]), rtol=1e-4, atol=1e-5)
 
 
-# -------------------------------------------------------------------------------------------------------- 9. buffers
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_compiled_modules_are_updated(cls, in_place):
+    """The derivative of what torch.compile makes of a network has no derivative; an update runs the network itself."""
+
+    def compiled(policy):
+        net = policy.mlp_extractor.policy_net
+        if in_place:
+            net.compile(backend="aot_eager")
+        else:
+            policy.mlp_extractor.policy_net = th.compile(net, backend="aot_eager")
+
+    vectors = []
+    for change in (lambda policy: None, compiled):
+        model = make_model(cls, "box", double=False, n_steps=16, batch_size=16)
+        change(model.policy)
+        model.set_random_seed(0)
+        model.learn(2 * 16)
+        assert logged(model)["step_fraction"] > 0
+        vectors.append(actor_vector(model))
+    np.testing.assert_allclose(*vectors, rtol=1e-3, atol=1e-4)
+
+
+# -------------------------------------------------------------------------------------- 9. what networks ask for
+
+
+class Lookup(BaseFeaturesExtractor):
+    """Takes categories from 1 to 5."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, features_dim=8)
+        self.table = nn.Embedding(5, 8)
+
+    def forward(self, observations):
+        return self.table(observations[:, 0].long() - 1)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_a_network_need_not_take_zeros(cls, as_dict):
+    space = spaces.Box(1.0, 5.0, (1,), np.float32)
+    kwargs = {"features_extractor_class": Lookup}
+    if as_dict:
+
+        class Entry(Lookup):
+            def forward(self, observations):
+                return super().forward(observations["category"])
+
+        space, kwargs = spaces.Dict({"category": space}), {"features_extractor_class": Entry}
+    policy = "MultiInputPolicy" if as_dict else "MlpPolicy"
+    env = NoiseEnv(ACTION_SPACES["box"], space)
+    assert cls(policy, env, n_steps=16, batch_size=16, policy_kwargs=kwargs, device="cpu").learn(32)._n_updates == 2
+
+
+class OnceOnly(BaseFeaturesExtractor):
+    """Its backward pass records no gradients, so it has no derivative of its own."""
+
+    class Sine(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with th.no_grad():
+                return x.cos() * gradient
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, features_dim=4)
+        self.linear = nn.Linear(observation_space.shape[0], 4)
+
+    def forward(self, observations):
+        return self.Sine.apply(self.linear(observations))
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_network_without_a_second_derivative_is_refused(cls):
+    with pytest.raises(ValueError, match=r"differentiate it twice.*misses features_extractor.linear.weight"):
+        make_model(cls, "box", policy_kwargs={"features_extractor_class": OnceOnly})
+
+
+@pytest.mark.parametrize("context", [th.no_grad, th.inference_mode])
+def test_learning_without_gradients_is_an_error(context):
+    model = small()
+    before = actor_vector(model)
+    with context(), pytest.raises(RuntimeError, match="needs gradients"):
+        model.learn(model.n_steps)
+    np.testing.assert_array_equal(actor_vector(model), before)
+
+
+# -------------------------------------------------------------------------------------------------------- 10. buffers
 
 
 class NoAdvantages(RolloutBuffer):
@@ -528,7 +620,7 @@ def test_a_half_full_buffer_is_refused_as_ppo_refuses_it():
     assert model._n_updates == 0
 
 
-# --------------------------------------------------------------------------------------------------------- 10. memory
+# --------------------------------------------------------------------------------------------------------- 11. memory
 
 
 class LargestTensor(TorchDispatchMode):
@@ -559,7 +651,7 @@ def test_the_memory_of_deferred_evaluation_is_bounded_in_bytes(kind):
     assert largest.n_bytes <= 16 * 2**20
 
 
-# ----------------------------------------------------------------------------------------------- 11. the start-up hook
+# ----------------------------------------------------------------------------------------------- 12. the start-up hook
 
 
 @pytest.fixture(scope="module")
@@ -631,7 +723,7 @@ def test_the_start_up_hook_harms_nobody(case, fake_zoo):
     assert result.stdout == "fine\n", result.stderr
 
 
-# ------------------------------------------------------------------------------------------ 12. β after construction
+# ------------------------------------------------------------------------------------------ 13. β after construction
 
 
 def test_another_beta_takes_effect():
@@ -649,7 +741,7 @@ def test_another_beta_takes_effect():
     assert model.sketch.y_fisher.any()
 
 
-# --------------------------------------------------------------------------------------------- 13. what callbacks read
+# --------------------------------------------------------------------------------------------- 14. what callbacks read
 
 
 def doubled(values: th.Tensor) -> th.Tensor:
@@ -705,7 +797,7 @@ def test_callbacks_may_read_and_write_in_any_way(way):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------ 14. smaller things
+# ------------------------------------------------------------------------------------------------ 15. smaller things
 
 
 def test_parameters_of_a_model_with_other_frozen_layers_restart_the_sketch():

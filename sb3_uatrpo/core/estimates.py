@@ -122,9 +122,31 @@ class Linearization:
         rows = tangents.T
         pieces = rows.split([param.numel() for param in self.params], dim=1)
         cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape) for i in places]
-        (products,) = batched_grad(pulled, [u], cotangents)
-        assert products is not None
-        return products
+        (products,) = batched_grad(pulled, [u], cotangents) if places else (None,)
+        return u.new_zeros(len(rows), *u.shape) if products is None else products
+
+    def missed_params(self, tolerance: float = 1e-2) -> list[int]:
+        """
+        The parameters that ``jvp`` misses. For U with fixed entries of order one and each parameter p, (J'U)_p'(J'U)_p
+        must equal U'JX, where X is (J'U)_p at p and zero elsewhere.
+
+        :param tolerance: relative difference that counts as rounding
+        :return: indices of the parameters where it does not
+        """
+        n_entries = self.head.numel()
+        U = th.arange(1, n_entries + 1, dtype=self.head.dtype, device=self.head.device).cos().view(1, *self.head.shape)
+        pulled = self.vjp(U)
+        missed, start = [], 0
+        for i, param in enumerate(self.params):
+            coordinates = slice(start, start + param.numel())
+            start = coordinates.stop
+            X = th.zeros_like(pulled)
+            X[coordinates] = pulled[coordinates]
+            expected = X.double().square().sum()
+            # numbers that are not finite are not a difference
+            if (expected - (U * self.jvp(X)).sum(dtype=th.float64)).abs() > tolerance * expected:
+                missed.append(i)
+        return missed
 
     def samples(self) -> th.Tensor:
         """

@@ -35,6 +35,8 @@ ZOO_HYPERPARAMETERS = {
 # Arguments of the constructor that the run sets itself
 NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 NOISE = "adversarial_noise"
+# A longer range is a mistake in writing
+MAX_SEEDS = 100_000
 
 
 def plan(
@@ -159,6 +161,8 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not first <= last < 2**32:
             raise StudyError(f"a seed must be an integer from 0 to 2**32-1, or a range like 0-49, but it is {text!r}")
+        if last - first >= MAX_SEEDS:
+            raise StudyError(f"a range may have up to {MAX_SEEDS:,} seeds, but {text} has {last - first + 1:,}")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
-from sb3_uatrpo.core.estimates import SampleEstimates
+from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -268,3 +269,31 @@ def test_products_with_j_and_its_transpose_agree_where_the_backward_pass_has_a_s
     products = linearization.jvp(th.eye(weight.numel(), dtype=th.float64))
     th.testing.assert_close(products.flatten(1).T, jacobian)
     assert jacobian.any()
+
+
+class Cubed(th.autograd.Function):
+    """Its derivative is right, and cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3.0 * x**2 * gradient
+
+
+@pytest.mark.parametrize(("cube", "missed"), [(lambda x: x**3, []), (Cubed.apply, [0])])
+def test_parameters_that_jx_misses_are_found(cube, missed):
+    generator = th.Generator().manual_seed(0)
+    inputs, w, b = (th.randn(*shape, generator=generator).double() for shape in ((5, 4), (4, 3), (3,)))
+    w, b = w.requires_grad_(), b.requires_grad_()
+    head = cube(inputs @ w) + b
+    linearization = Linearization(head, (w, b), lambda P: P, th.zeros_like(head))
+    assert linearization.missed_params() == missed
+    # a parameter that these steps do not use is not missed
+    unused = th.zeros(2, dtype=th.float64, requires_grad=True)
+    assert Linearization(head, (w, b, unused), lambda P: P, th.zeros_like(head)).missed_params() == missed
