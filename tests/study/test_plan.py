@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from sb3_uatrpo.study.plan import parse_value, plan, shard
+from sb3_uatrpo.study.plan import parse_seeds, parse_value, plan, shard
 from sb3_uatrpo.study.record import RunSpec, StudyError
 
 SPEC = RunSpec("ppo", "CartPole-v1", 0, 100, "", {"gamma": 0.9, "n_envs": 2}, 0, 5)
@@ -187,3 +187,9 @@ def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):
         plan(**arguments)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_range_of_seeds_is_bounded_before_it_is_written_out():
+    assert parse_seeds(["3", "1-2", 2]) == [3, 1, 2]
+    with pytest.raises(StudyError, match="up to 100,000 seeds, but 0-4000000000 has 4,000,000,001"):
+        parse_seeds(["0-4000000000"])
