@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -78,8 +79,7 @@ class Actor:
             # a plain MLP has no attention, and the mode would intercept every torch call
             attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
             # what torch.compile makes of a module can be differentiated only once
-            eager = th.compiler.set_stance("force_eager") if _has_compiled_modules(self.policy) else nullcontext()
-            with self._gradient_hooks.set_aside(), attention, eager:
+            with self._gradient_hooks.set_aside(), attention, _uncompiled(self.policy):
                 yield
         finally:
             self.policy.action_dist = distribution
@@ -118,22 +118,23 @@ class Actor:
 
     def check_products(self, observations: th.Tensor | TensorDict) -> None:
         """
-        Whether JX misses parameters that J'U has, because the backward pass of some operation has no gradient of its
-        own. F̂ and Σ̂ would miss them too.
+        Warn if JX misses parameters that J'U has, because the backward pass of some operation records no gradients. F̂
+        and Σ̂ miss them too.
 
         :param observations: of a few steps
-        :raises ValueError: if it does
         """
+        # layer by layer, there is nothing that could be missed
         if not self.params or self._mlp is not None:
             return
         head = self._head_vector(observations)
         missed = Linearization(head, self.params, lambda P: P, th.zeros_like(head)).missed_params()
         if missed:
             names: dict[th.Tensor, str] = {param: name for name, param in self.policy.named_parameters()}
-            raise ValueError(
-                f"policy: it must be possible to differentiate it twice, but the second derivative misses "
-                f"{', '.join(names[self.params[i]] for i in missed)}; look for operations between these parameters and "
-                "the actions whose backward pass does not record gradients, such as once_differentiable"
+            warnings.warn(
+                f"The trust region misses {', '.join(names[self.params[i]] for i in missed)}: the policy cannot be "
+                "differentiated twice there. Look for operations whose backward pass records no gradients, such as "
+                "once_differentiable.",
+                stacklevel=5,
             )
 
     def _parts(self, n_steps: int) -> list[slice]:
@@ -253,9 +254,27 @@ class Actor:
             raise
 
 
-def _has_compiled_modules(policy: ActorCriticPolicy) -> bool:
-    """Whether a module was compiled, in place or by ``torch.compile``."""
-    return any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in policy.modules())
+@contextmanager
+def _uncompiled(policy: ActorCriticPolicy) -> Iterator[None]:
+    """Modules that were compiled, in place or by ``torch.compile``, are what they were before."""
+    in_place = [(module, module._compiled_call_impl) for module in policy.modules() if module._compiled_call_impl]
+    wrapped = [
+        (parent._modules, name, child)
+        for parent in policy.modules()
+        for name, child in parent._modules.items()
+        if child is not None and "_orig_mod" in child._modules
+    ]
+    try:
+        for module, _ in in_place:
+            module._compiled_call_impl = None
+        for children, name, child in wrapped:
+            children[name] = child._modules["_orig_mod"]
+        yield
+    finally:
+        for module, compiled in in_place:
+            module._compiled_call_impl = compiled
+        for children, name, child in wrapped:
+            children[name] = child
 
 
 class _TwiceDifferentiableAttention(TorchFunctionMode):

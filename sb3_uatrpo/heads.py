@@ -199,19 +199,24 @@ def check_distribution(found: Any, expected: type[Distribution]) -> None:
     """
     :param found: what a policy's ``get_distribution`` returned
     :param expected: type of the policy's ``action_dist``, from which its head was made
-    :raises ValueError: if ``found`` is of another kind, or wraps a torch distribution of another kind, so that the head
-        would misread it
+    :raises ValueError: if ``found`` is of another kind, or wraps a torch distribution with another log-probability, so
+        that the head would misread it
     """
-    parts = getattr(found, "distribution", None)
-    kinds = set(map(type, parts if isinstance(parts, list) else [parts]))
-    if type(found) not in (expected, _UNCHECKED[expected]) or kinds != {_TORCH[expected]}:
+    wrapped = getattr(found, "distribution", None)
+    parts = wrapped if isinstance(wrapped, list) else [wrapped]
+    if type(found) not in (expected, _UNCHECKED[expected]) or not all(_is_a(part, _TORCH[expected]) for part in parts):
         kind = expected if type(found) is _UNCHECKED[expected] else type(found)
-        of = " and ".join(sorted(part.__name__ for part in kinds))
+        of = " and ".join(sorted({type(part).__name__ for part in parts}))
         raise ValueError(
             f"policy: get_distribution returned {kind.__name__} of {of}, but action_dist is "
             f"{expected.__name__}, which is of {_TORCH[expected].__name__}; other distributions are not supported, "
             "because their Fisher matrix is not known here"
         )
+
+
+def _is_a(part: Any, kind: type[th.distributions.Distribution]) -> bool:
+    """Whether a torch distribution is of this kind, or of a subclass that keeps its log-probability."""
+    return isinstance(part, kind) and type(part).log_prob is kind.log_prob
 
 
 # Stable-Baselines3's distributions, without torch's validation of their parameters

@@ -10,6 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 
@@ -24,6 +25,16 @@ from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.rollouts import DeferredRollouts
 
 SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegionAlgorithm")
+
+
+def _two_observations(space: spaces.Space) -> np.ndarray:
+    """Two observations as the policy gets them. Not all numbers are zero, where some functions have a kink."""
+    shape = (2, *get_obs_shape(space))
+    if not isinstance(space, spaces.Box):
+        return np.zeros(shape, space.dtype)
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    values = 0.25 + 0.2 * np.cos(numbers) if np.issubdtype(space.dtype, np.floating) else numbers % 3
+    return values.clip(space.low, space.high).astype(space.dtype)
 
 
 class TrustRegionAlgorithm(DeferredRollouts):
@@ -122,33 +133,20 @@ class TrustRegionAlgorithm(DeferredRollouts):
     def _check_policy(self) -> int:
         """
         :return: d, the number of actor parameters, as far as it is known before the first rollout
-        :raises ValueError: if the policy's action distribution is not supported, or the policy cannot be differentiated
-            twice
+        :raises ValueError: if the policy's action distribution is not supported
         """
-        observations = obs_as_tensor(self._any_observations(), self.device)
+        space = self.observation_space
+        steps = (
+            {key: _two_observations(part) for key, part in space.items()}
+            if isinstance(space, spaces.Dict)
+            else _two_observations(space)
+        )
+        observations = obs_as_tensor(steps, self.device)
         actor = Actor(self.policy)
         with actor.evaluation_mode():
-            actor.find_params(observations, self.n_envs)
+            actor.find_params(observations, 2)
             actor.check_products(observations)
         return actor.n_params
-
-    def _any_observations(self) -> np.ndarray | dict[str, np.ndarray]:
-        """Observations of one step that belong to their space. Not all are zero, where some functions have a kink."""
-
-        def of(array: np.ndarray, space: spaces.Space) -> np.ndarray:
-            zeros = array[0]
-            numbers = np.arange(1, zeros.size + 1).reshape(zeros.shape)
-            if isinstance(space, spaces.Box):
-                values = np.cos(numbers) if np.issubdtype(zeros.dtype, np.floating) else numbers % 3
-                return values.clip(space.low, space.high).astype(zeros.dtype)
-            return (numbers % 2).astype(zeros.dtype) if isinstance(space, spaces.MultiBinary) else zeros
-
-        # the buffer is still empty: its zeros have the right shape
-        empty, space = self.rollout_buffer.observations, self.observation_space
-        if isinstance(empty, dict):
-            assert isinstance(space, spaces.Dict)
-            return {key: of(array, space[key]) for key, array in empty.items()}
-        return of(empty, space)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast_path"]

@@ -16,11 +16,11 @@ from stable_baselines3.common.distributions import (
     StateDependentNoiseDistribution,
 )
 from stable_baselines3.common.policies import ActorCriticPolicy
-from torch.distributions import Beta
+from torch.distributions import Beta, Categorical
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.heads import head_of
-from tests.helpers import make_model
+from tests.helpers import logged, make_model
 from tests.reference import kl_of
 
 N = 5
@@ -185,6 +185,26 @@ class ReturnsSquashed(ActorCriticPolicy):
     def _get_action_dist_from_latent(self, latent_pi):
         squashed = SquashedDiagGaussianDistribution(self.action_space.shape[0])
         return squashed.proba_distribution(self.action_net(latent_pi), self.log_std)
+
+
+class Masked(Categorical):
+    """Differs in how it is made."""
+
+    def __init__(self, logits):
+        super().__init__(logits=logits.index_fill(-1, th.tensor([0]), -1e8))
+
+
+class ReturnsMasked(ActorCriticPolicy):
+    def _get_action_dist_from_latent(self, latent_pi):
+        distribution = super()._get_action_dist_from_latent(latent_pi)
+        distribution.distribution = Masked(self.action_net(latent_pi))
+        return distribution
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_subclass_of_a_torch_distribution_with_its_log_probability_is_welcome(cls):
+    model = make_model(cls, "discrete", double=False, policy=ReturnsMasked)
+    assert logged(model.learn(model.n_steps))["kl_ratio"] > 0
 
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])

@@ -500,7 +500,10 @@ def test_compiled_modules_are_updated(cls, in_place):
         model.learn(2 * 16)
         assert logged(model)["step_fraction"] > 0
         vectors.append(actor_vector(model))
+        net = model.policy.mlp_extractor.policy_net
     np.testing.assert_allclose(*vectors, rtol=1e-3, atol=1e-4)
+    # and is compiled again afterwards
+    assert net._compiled_call_impl is not None if in_place else "_orig_mod" in net._modules
 
 
 # -------------------------------------------------------------------------------------- 9. what networks ask for
@@ -558,9 +561,42 @@ class OnceOnly(BaseFeaturesExtractor):
 
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-def test_a_network_without_a_second_derivative_is_refused(cls):
-    with pytest.raises(ValueError, match=r"differentiate it twice.*misses features_extractor.linear.weight"):
+def test_a_warning_names_what_the_trust_region_misses(cls):
+    with pytest.warns(UserWarning, match=r"The trust region misses features_extractor.linear.weight.*twice there"):
         make_model(cls, "box", policy_kwargs={"features_extractor_class": OnceOnly})
+
+
+class Dueling(BaseFeaturesExtractor):
+    """Its first bias, and with a shared one after it every logit's, change nothing but rounding errors."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, features_dim=8)
+        self.linear, self.norm = nn.Linear(observation_space.shape[0], 8), nn.LayerNorm(8, elementwise_affine=False)
+        self.shift = nn.Parameter(th.zeros(1))
+
+    def forward(self, observations):
+        return self.norm(self.linear(observations) + self.shift)
+
+
+class OwnAttention(BaseFeaturesExtractor):
+    """The bias of the keys cancels in the softmax."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, features_dim=4)
+        self.q, self.k, self.v = (nn.Linear(1, 4) for _ in range(3))
+
+    def forward(self, observations):
+        tokens = observations[:, :, None]
+        weights = (self.q(tokens) @ self.k(tokens).transpose(1, 2)).softmax(dim=-1)
+        return (weights @ self.v(tokens)).mean(dim=1)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("extractor", [Dueling, OwnAttention])
+def test_parameters_that_change_nothing_are_not_missed(extractor, cls):
+    # a warning is an error in the tests
+    model = make_model(cls, "discrete", double=False, policy_kwargs={"features_extractor_class": extractor})
+    assert logged(model.learn(model.n_steps))["step_fraction"] > 0
 
 
 @pytest.mark.parametrize("context", [th.no_grad, th.inference_mode])

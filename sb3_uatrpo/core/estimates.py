@@ -16,6 +16,7 @@ also in reverse mode. Both use one ordinary graph of the policy, so any network 
 The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -122,29 +123,35 @@ class Linearization:
         rows = tangents.T
         pieces = rows.split([param.numel() for param in self.params], dim=1)
         cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape) for i in places]
-        (products,) = batched_grad(pulled, [u], cotangents) if places else (None,)
-        return u.new_zeros(len(rows), *u.shape) if products is None else products
+        (products,) = batched_grad(pulled, [u], cotangents)
+        assert products is not None
+        return products
 
-    def missed_params(self, tolerance: float = 1e-2) -> list[int]:
+    def missed_params(self) -> list[int]:
         """
-        The parameters that ``jvp`` misses. For U with fixed entries of order one and each parameter p, (J'U)_p'(J'U)_p
-        must equal U'JX, where X is (J'U)_p at p and zero elsewhere.
+        The parameters that ``jvp`` misses. With U of order one, X_p = (J'U)_p and zero elsewhere, U'JX_p must equal
+        (J'U)_p'(J'U)_p. A parameter is missed if most of it is lost, since rounding may take a part, and it is left out
+        if it hardly matters, since (J'U)_p may be rounding errors alone: for a bias before a normalisation it is zero.
 
-        :param tolerance: relative difference that counts as rounding
-        :return: indices of the parameters where it does not
+        :return: the parameters' indices
         """
-        n_entries = self.head.numel()
-        U = th.arange(1, n_entries + 1, dtype=self.head.dtype, device=self.head.device).cos().view(1, *self.head.shape)
-        pulled = self.vjp(U)
-        missed, start = [], 0
-        for i, param in enumerate(self.params):
-            coordinates = slice(start, start + param.numel())
-            start = coordinates.stop
-            X = th.zeros_like(pulled)
-            X[coordinates] = pulled[coordinates]
-            expected = X.double().square().sum()
-            # numbers that are not finite are not a difference
-            if (expected - (U * self.jvp(X)).sum(dtype=th.float64)).abs() > tolerance * expected:
+        entries = th.arange(1, self.head.numel() + 1, dtype=self.head.dtype, device=self.head.device)
+        U = entries.cos().view_as(self.head)
+        pulled = th.autograd.grad(self.head, self.params, U, retain_graph=True, allow_unused=True)
+        norms = [0.0 if part is None else float(part.double().norm()) for part in pulled]
+        smallest = 1e-4 * math.hypot(*norms)
+        u, linear, places = self._linear_map
+        missed = []
+        for i, (part, norm) in enumerate(zip(pulled, norms, strict=True)):
+            # numbers that are not finite tell nothing
+            if part is None or not smallest < norm < math.inf:
+                continue
+            found = None
+            if i in places:
+                (found,) = th.autograd.grad(
+                    linear[places.index(i)], u, part / norm, retain_graph=True, allow_unused=True
+                )
+            if found is None or abs(norm - float((U * found).sum(dtype=th.float64))) > 0.5 * norm:
                 missed.append(i)
         return missed
 
