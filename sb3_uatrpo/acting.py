@@ -50,7 +50,7 @@ class ActingMLP:
 
     def __init__(self, mlp: PlainMLP) -> None:
         policy = self.policy = mlp.policy
-        self._class, self._kind = type(policy), type(policy.action_dist)
+        self._kind = type(policy.action_dist)
         params = [*mlp.actor_params, *mlp.critic_params]
         self._addresses = [param.data_ptr() for param in params]
         self._where = [param.data_ptr for param in params]
@@ -62,9 +62,9 @@ class ActingMLP:
         self._types = list(map(type, self._modules))
         self._places = _class_methods(policy)
         self._methods = list(itertools.starmap(getattr, self._places))
-        self._children = [module._modules for module in policy.modules() if module._modules]
+        self._children = [module._modules for module in self._modules if module._modules]
         self._n_children = list(map(len, self._children))
-        hooks = (hooks for module in policy.modules() for hooks in forward_hooks(module))
+        hooks = (hooks for module in self._modules for hooks in forward_hooks(module))
         # forward_hooks returns the global ones again for each module
         self._hooks = list({id(each): each for each in hooks}.values())
 
@@ -106,7 +106,6 @@ class ActingMLP:
         """
         return (
             all(map(operator.is_, map(dict.get, self._owners, self._names), self._parts))
-            and type(self.policy) is self._class
             and type(self.policy.action_dist) is self._kind
             and list(map(type, self._modules)) == self._types
             and list(itertools.starmap(getattr, self._places)) == self._methods

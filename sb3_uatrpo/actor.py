@@ -93,13 +93,12 @@ class Actor:
         :param n_steps: n, number of steps
         :raises ValueError: if the policy returns a distribution of another kind than its ``action_dist``
         """
-        few = rows_of(observations, slice(0, 2))
+        self.bytes_per_step, size = self._size_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
+        if self._mlp is not None and not self._mlp.is_fast_with(size):
+            self._mlp = None
         if self._mlp is not None:
-            with th.no_grad():
-                size = self._head_vector(few).shape[1]
-            if not self._mlp.is_fast_with(size):
-                self._mlp = None
-        self.bytes_per_step = self._bytes_of_graph(few, min(2, n_steps))
+            # and ∂h/∂z of each layer, where products are computed layer by layer
+            self.bytes_per_step += size * self._mlp.n_outputs * self._mlp.actor[0].weight.element_size()
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
         used = [False] * len(candidates)
         heads = []
@@ -140,8 +139,11 @@ class Actor:
     def _parts(self, n_steps: int) -> list[slice]:
         return parts_of(n_steps, self.bytes_per_step)
 
-    def _bytes_of_graph(self, observations: th.Tensor | TensorDict, n_steps: int) -> int:
-        """Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps."""
+    def _size_of_graph(self, observations: th.Tensor | TensorDict, n_steps: int) -> tuple[int, int]:
+        """
+        Bytes per step that autograd saves for the backward pass, without the parameters, and k, the size of the head,
+        both measured on a few steps.
+        """
         known = {param.data_ptr() for param in self.policy.parameters()}
         n_bytes = 0
 
@@ -154,9 +156,7 @@ class Actor:
 
         with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             head = self._head_vector(observations)
-        # and ∂h/∂z of each layer, where products are computed layer by layer
-        n_outputs = 0 if self._mlp is None else self._mlp.n_outputs
-        return n_bytes // n_steps + head.shape[1] * n_outputs * head.element_size()
+        return n_bytes // n_steps, head.shape[1]
 
     def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
         distribution = self.policy.get_distribution(observations)

@@ -140,17 +140,16 @@ class Linearization:
         pulled = th.autograd.grad(self.head, self.params, U, retain_graph=True, allow_unused=True)
         norms = [0.0 if part is None else float(part.double().norm()) for part in pulled]
         smallest = 1e-4 * math.hypot(*norms)
-        u, linear, places = self._linear_map
+        u, parts, places = self._linear_map
+        linear = dict(zip(places, parts, strict=True))
         missed = []
         for i, (part, norm) in enumerate(zip(pulled, norms, strict=True)):
             # numbers that are not finite tell nothing
             if part is None or not smallest < norm < math.inf:
                 continue
             found = None
-            if i in places:
-                (found,) = th.autograd.grad(
-                    linear[places.index(i)], u, part / norm, retain_graph=True, allow_unused=True
-                )
+            if i in linear:
+                (found,) = th.autograd.grad(linear[i], u, part / norm, retain_graph=True, allow_unused=True)
             if found is None or abs(norm - float((U * found).sum(dtype=th.float64))) > 0.5 * norm:
                 missed.append(i)
         return missed
