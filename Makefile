@@ -9,7 +9,7 @@ STEPS ?= 300000
 ENV ?= Hopper-v4
 SEED ?= 0
 
-# Small networks are fastest on one thread
+# A second thread gains small networks little
 export OMP_NUM_THREADS := 1
 
 .PHONY: train test docs test-oldest lint type format pytest conformance dist clean

@@ -263,10 +263,10 @@ def measure(
             "steps/s": n_steps / np.median(totals[name]),
             "slowest": n_steps / np.max(totals[name]),
             "fastest": n_steps / np.min(totals[name]),
-            "of TRPO": ratio(totals[name], totals["TRPO"]),
-            "of PPO": ratio(totals[name], totals["PPO"]),
+            "time / TRPO's": ratio(totals[name], totals["TRPO"]),
+            "time / PPO's": ratio(totals[name], totals["PPO"]),
             "train() ms": 1e3 * np.median(trains[name]),
-            "train() of TRPO": ratio(trains[name], trains["TRPO"]),
+            "train() / TRPO's": ratio(trains[name], trains["TRPO"]),
         }
         for name in turns
     ]
@@ -290,7 +290,7 @@ def draw(table: pd.DataFrame, breakdown: pd.DataFrame, n_steps: int, picture: Pa
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     environments = list(table["task"].unique())
     bare = table[table["algorithm"] == "bare environment"].set_index("task")["steps/s"]
-    speeds = table.dropna(subset=["of TRPO"])
+    speeds = table.dropna(subset=["time / TRPO's"])
     names = list(speeds["algorithm"].unique())
     width = 0.8 / len(names)
     for i, name in enumerate(names):

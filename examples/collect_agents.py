@@ -33,11 +33,13 @@ PAGE = """\
 # Agents
 
 Each agent comes from the run with seed {seed}. The seed was fixed beforehand, so no agent was chosen for its return.
-Each link leads to the agent's model card. *Deterministic episodes*: mean and standard deviation of the return,
-which vary with the environment's seed (here {evaluation_seed}). *End of training*: mean return of the training
-episodes, with sampled actions, over the last tenth of the steps.
+Each link leads to the agent's model card. *Deterministic episodes*: mean return ± standard deviation over the
+episodes; both depend on the environment's seed (here {evaluation_seed}). *End of training*: mean return of the
+training episodes in the last tenth of the steps, where actions are sampled.
 
 {table}
+
+To watch one, put its names in place of ALGORITHM and TASK:
 
 ```bash
 python -m rl_zoo3.enjoy --algo ALGORITHM --env TASK -f {folder}

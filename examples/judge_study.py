@@ -73,15 +73,17 @@ def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
             {
                 "task": task,
                 "method": method,
-                "N": len(returns),
+                "runs": len(returns),
                 "final return": f"{returns.mean():,.0f}{error}",
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
-                "runs, worst first": ", ".join(f"{value:,.0f}" for value in sorted(returns)),
+                "final returns, worst first": ", ".join(f"{value:,.0f}" for value in sorted(returns)),
                 "median KL ratio": of_updates(runs, "kl_ratio", np.median, ".2f"),
-                "ratio ≥ 2": of_updates(runs, "kl_ratio", lambda ratios: share_at_least(ratios, 2.0), ".1%"),
+                "KL ratio ≥ 2": of_updates(runs, "kl_ratio", lambda ratios: share_at_least(ratios, 2.0), ".1%"),
                 "mean KL proposed": of_updates(runs, "kl_proposed", np.mean, ".4f"),
                 "mean KL taken": of_updates(runs, "kl_divergence_loss", np.mean, ".4f"),
-                "shortened": of_updates(runs, "step_fraction", lambda fractions: float(np.mean(fractions < 1)), ".1%"),
+                "shortened or rejected": of_updates(
+                    runs, "step_fraction", lambda fractions: float(np.mean(fractions < 1)), ".1%"
+                ),
             }
         )
     return markdown(rows)

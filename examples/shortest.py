@@ -17,7 +17,7 @@ def main(args: list[str] | None = None) -> UATRPO:
     parser.add_argument("--n-timesteps", type=int, default=30_000)
     options = parser.parse_args(args)
 
-    # small networks are fastest on one thread
+    # a second thread gains small networks little
     th.set_num_threads(1)
     model = UATRPO("MlpPolicy", "CartPole-v1", verbose=1, device="cpu")
     model.learn(total_timesteps=options.n_timesteps)

@@ -121,7 +121,7 @@ def main(args: list[str] | None = None) -> Path:
     # otherwise the picture would show the evaluations of an earlier run
     (folder / "evaluations.npz").unlink(missing_ok=True)
 
-    # Small networks are fastest on one thread
+    # A second thread gains small networks little
     th.set_num_threads(1)
 
     env = make_env(options.env, gamma=0.995, seed=options.seed, monitor_dir=str(folder))
