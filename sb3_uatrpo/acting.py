@@ -15,7 +15,7 @@ from stable_baselines3.common.distributions import (
     Distribution,
     MultiCategoricalDistribution,
 )
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
@@ -217,6 +217,7 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
 def _class_methods(policy: ActorCriticPolicy) -> list[tuple[type, str]]:
     """The methods that a policy's, its modules' and its distribution's classes define, each as class and name."""
     methods: list[tuple[type, str]] = [(type(policy), name) for name in POLICY_METHODS]
+    methods.append((BaseModel, "extract_features"))
     methods += [(type(policy.action_dist), name) for name in DISTRIBUTION_METHODS]
     methods += [(type(policy.mlp_extractor), name) for name in EXTRACTOR_METHODS]
     return methods + [(kind, "forward") for kind in {type(module) for module in policy.modules()}]

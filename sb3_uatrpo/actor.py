@@ -29,7 +29,7 @@ class Actor:
 
     :param policy: any actor-critic policy of Stable-Baselines3
     :param fast_path: decides whether products are computed layer by layer
-    :raises ValueError: if the policy's action distribution is not supported
+    :raises UnsupportedDistributionError: if the policy's action distribution is not supported
     """
 
     def __init__(self, policy: ActorCriticPolicy, fast_path: FastPath | None = None) -> None:
@@ -54,10 +54,12 @@ class Actor:
         """
         How many of the d coordinates belong to each parameter of the policy: zero if the actor does not use it.
 
-        :return: shape ``(number of the policy's parameters,)``
+        :return: one number for each of the policy's parameters, up to the last that the actor uses
         """
         acting = set(self.params)
         sizes = [param.numel() if param in acting else 0 for param in self.policy.parameters()]
+        while sizes and sizes[-1] == 0:
+            sizes.pop()
         return th.tensor(sizes, dtype=th.float64, device="cpu")
 
     @contextmanager
@@ -91,7 +93,8 @@ class Actor:
 
         :param observations: the observations of all steps, since a network may use some parameters only at some steps
         :param n_steps: n, number of steps
-        :raises ValueError: if the policy returns a distribution of another kind than its ``action_dist``
+        :raises UnsupportedDistributionError: if the policy returns a distribution of another kind than its
+            ``action_dist``
         """
         self.bytes_per_step, size = self._size_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
         if self._mlp is not None and not self._mlp.is_fast_with(size):

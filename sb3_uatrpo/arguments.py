@@ -1,26 +1,32 @@
-"""Checks of constructor arguments. Each error names the argument, its value and what would be accepted."""
+"""
+Checks of constructor arguments. Each error names the argument, its value and what would be accepted.
+
+Numbers are returned as Python's own.
+"""
 
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NoReturn
 
 
-def _refuse(name: str, value: Any, accepted: str) -> None:
+def _refuse(name: str, value: Any, accepted: str) -> NoReturn:
     raise ValueError(f"{name} must be {accepted}, but it is {value!r}")
 
 
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """
     :param name: the argument's name
     :param value: what was given
     :param low: the smallest value accepted
     :param high: the largest value accepted, if there is one
+    :return: the value as Python's own integer; NumPy's may overflow in sums and products, and torch refuses some
     :raises ValueError: if ``value`` is not an integer or out of bounds
     """
     number = int(value) if not isinstance(value, bool) and isinstance(value, Integral) else None
     if number is None or number < low or (high is not None and number > high):
         _refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}")
+    return number
 
 
 def check_real(
@@ -31,7 +37,7 @@ def check_real(
     low_included: bool = False,
     high_included: bool = False,
     or_none: bool = False,
-) -> None:
+) -> float:
     """
     :param name: the argument's name
     :param value: what was given
@@ -39,11 +45,10 @@ def check_real(
     :param high: upper bound
     :param low_included: whether ``low`` itself is accepted
     :param high_included: whether ``high`` itself is accepted
-    :param or_none: whether ``None`` is accepted too
+    :param or_none: whether the caller accepts ``None`` too, as the error then says
+    :return: the value as Python's own number; NumPy's may have fewer digits
     :raises ValueError: if ``value`` is not a real number, or not finite, or out of bounds
     """
-    if value is None and or_none:
-        return
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
             number = float(value)
@@ -52,7 +57,7 @@ def check_real(
         above = number >= low if low_included else number > low
         below = number <= high if high_included else number < high
         if math.isfinite(number) and above and below:
-            return
+            return number
     if high == math.inf:
         accepted = f"a finite number {'of at least' if low_included else 'above'} {low:g}"
     else:

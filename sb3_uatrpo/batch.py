@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import TensorDict
+
+from sb3_uatrpo.storage import is_sb3s_own
 
 
 class NonFiniteRolloutError(FloatingPointError, ValueError):
@@ -26,20 +28,17 @@ class Batch:
     :param observations: shape ``(n, ...)``, or a dict of such
     :param actions: as the buffer holds them, shape ``(n, action_dim)``
     :param advantages: A, shape ``(n,)``
-    :param returns: R, the regression targets of the value function, shape ``(n,)``
     """
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
     advantages: th.Tensor
-    returns: th.Tensor
 
     def __len__(self) -> int:
         return len(self.advantages)
 
-    def __getitem__(self, steps: slice | th.Tensor) -> "Batch":
-        observations = rows_of(self.observations, steps)
-        return Batch(observations, self.actions[steps], self.advantages[steps], self.returns[steps])
+    def __getitem__(self, steps: slice) -> "Batch":
+        return Batch(rows_of(self.observations, steps), self.actions[steps], self.advantages[steps])
 
     def subsample(self, factor: int) -> "Batch":
         """
@@ -51,7 +50,7 @@ class Batch:
         return self[:: max(1, min(factor, len(self) // 2))]
 
 
-def rows_of(observations: th.Tensor | TensorDict, rows: slice | th.Tensor) -> Any:
+def rows_of(observations: th.Tensor | TensorDict, rows: slice) -> Any:
     """
     :param observations: shape ``(n, ...)``, or a dict of such
     :param rows: the rows to take
@@ -66,8 +65,8 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     """
     The whole rollout as one batch.
 
-    :param rollout_buffer: a full buffer, flattened or not. If its class defines its own ``get``, the batch is what one
-        call returns, in that order.
+    :param rollout_buffer: a full buffer, flattened or not. If its ``get`` is not Stable-Baselines3's, or its
+        ``_get_samples`` was replaced on the object, the batch is what one call of ``get`` returns, in that order.
     :param normalize_advantage: standardise the advantages over the batch
     :return: the batch, of n = n_steps·n_envs steps
     :raises AssertionError: if the buffer is not full, as in Stable-Baselines3's own buffers
@@ -90,14 +89,13 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
         else th.cat(observations),
         th.cat([samples.actions for samples in pieces]),
         advantages,
-        th.cat([samples.returns.flatten() for samples in pieces]),
     )
 
 
 def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
     """All steps of the buffer: in the order of its own ``get`` if it has one, otherwise environment by environment."""
-    standard = (RolloutBuffer, DictRolloutBuffer)
-    if type(rollout_buffer).get not in [cls.get for cls in standard] or "get" in vars(rollout_buffer):
+    # a replacement on the object may be bound to it, and would not see the copy made below
+    if not is_sb3s_own(rollout_buffer, "get") or "_get_samples" in vars(rollout_buffer):
         return rollout_buffer.get(None)
     # get() would flatten the buffer in place and draw a random order; flattening a copy avoids both
     twin = copy.copy(rollout_buffer)
@@ -111,9 +109,9 @@ def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
             )
             setattr(twin, name, flat)
         twin.generator_ready = True
-    usual = type(rollout_buffer)._get_samples in [cls._get_samples for cls in standard]
     # a slice saves a copy, but a buffer with its own _get_samples may expect an array
-    return [twin._get_samples(slice(None) if usual else np.arange(twin.buffer_size * twin.n_envs))]  # type: ignore[arg-type]
+    rows = slice(None) if is_sb3s_own(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)
+    return [twin._get_samples(rows)]  # type: ignore[arg-type]
 
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:

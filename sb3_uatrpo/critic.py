@@ -4,20 +4,23 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
+from torch.optim import optimizer as th_optimizer
 
+from sb3_uatrpo.batch import rows_of
 from sb3_uatrpo.hooks import GradientHooks
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding, size_of_terms
+from sb3_uatrpo.storage import is_sb3s_own
 
-#: Stable-Baselines3's own methods for drawing minibatches, recorded before anyone can replace them
-_OWN_SAMPLING = [(cls.get, cls._get_samples) for cls in (RolloutBuffer, DictRolloutBuffer)]
+#: The features of this many bytes, or of one minibatch if they are more, are computed at once.
+FEATURE_BYTES = 16 * 2**20
 
 
 def fit_values(
@@ -50,7 +53,7 @@ def fit_values(
     if not params or n_epochs == 0:
         return losses
     general = _GraphGradients(policy, params)
-    gradients: _Gradients = general
+    gradients: _GraphGradients | _ArrayGradients = general
     on_arrays = _ArrayGradients.of(policy, rollout_buffer, params)
     if on_arrays is not None and (fast_path or FastPath()).is_proven(
         on_arrays.differences(general, rollout_buffer, batch_size)
@@ -70,14 +73,11 @@ def fit_values(
     return losses
 
 
-class _Gradients(Protocol):
-    def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
-        """The loss of each minibatch, with its gradient in the parameters; NaN if one of them is not finite."""
-        ...
-
-
 class _GraphGradients:
-    """Gradients by autograd, for any policy."""
+    """
+    Gradients by autograd, for any policy. ``epoch`` yields the loss of each minibatch, with its gradient in the
+    parameters, or NaN if one of them is not finite.
+    """
 
     def __init__(self, policy: ActorCriticPolicy, params: Sequence[th.Tensor]) -> None:
         self._policy = policy
@@ -107,7 +107,7 @@ class _GraphGradients:
 
 
 class _ArrayGradients:
-    """Gradients of a plain MLP, computed in NumPy on the memory of the parameters."""
+    """The same for a plain MLP, computed in NumPy on the memory of the parameters."""
 
     def __init__(self, mlp: PlainMLP) -> None:
         self._mlp = mlp
@@ -124,7 +124,6 @@ class _ArrayGradients:
     ) -> "_ArrayGradients | None":
         """None unless everything between the buffer and the optimizer is Stable-Baselines3's own, on a plain MLP."""
         mlp = PlainMLP.recognise(policy)
-        buffer = type(rollout_buffer)
         if (
             mlp is None
             or not (mlp.is_numpy_compatible and mlp.steps_are_independent)
@@ -132,8 +131,7 @@ class _ArrayGradients:
             or len(params) != len(mlp.critic_params)
             or GradientHooks(policy)
             or any(True for param in params for _ in _accumulation_hooks(param))
-            or (buffer.get, buffer._get_samples) not in _OWN_SAMPLING
-            or {"get", "_get_samples"} & vars(rollout_buffer).keys()
+            or not is_sb3s_own(rollout_buffer, "get", "_get_samples")
         ):
             return None
         found = _ArrayGradients(mlp)
@@ -146,16 +144,26 @@ class _ArrayGradients:
     def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
         # one call for all steps draws the same order as one for minibatches, and gathers only once
         samples = next(iter(rollout_buffer.get(None)))
-        features, returns = self._mlp.features(samples.observations).numpy(), samples.returns.numpy()
-        for start in range(0, len(returns), batch_size):
-            rows = slice(start, start + batch_size)
-            loss = self.at(features[rows], returns[rows])
+        for features, returns in self._minibatches(samples.observations, samples.returns.numpy(), batch_size):
+            loss = self.at(features, returns)
             if math.isfinite(loss):
                 # a copy, since optimizers and their hooks may keep gradients, replace them or write into them
                 flat = th.from_numpy(self._flat.copy())
                 for param, gradient in zip(self._params, flat.split(self._sizes), strict=True):
                     param.grad = gradient.view_as(param)
             yield loss
+
+    def _minibatches(
+        self, observations: PyTorchObs, returns: np.ndarray, batch_size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Features and returns. Those of several minibatches are computed at once, as far as memory allows."""
+        n_bytes = batch_size * self._mlp.critic[0].weight[0].nbytes
+        rows_at_once = batch_size * max(1, FEATURE_BYTES // n_bytes)
+        for first in range(0, len(returns), rows_at_once):
+            rows = slice(first, first + rows_at_once)
+            features, targets = self._mlp.features(rows_of(observations, rows)).numpy(), returns[rows]
+            for start in range(0, len(targets), batch_size):
+                yield features[start : start + batch_size], targets[start : start + batch_size]
 
     @np.errstate(all="ignore")
     def at(self, features: np.ndarray, returns: np.ndarray) -> float:
@@ -179,18 +187,20 @@ class _ArrayGradients:
         with th.no_grad():
             values = self._mlp.policy.predict_values(observations).flatten()
             features = self._mlp.features(observations).numpy()
+            # values may be close to zero, as without rewards, but their rounding errors need not be
+            terms = size_of_terms(self._mlp.critic, th.from_numpy(features))
         targets = values - 1.0 - values.abs().amax()
         self.at(features, targets.numpy())
         gradients = general.at(observations, targets)[1]
         expected: dict[th.Tensor, Any] = dict(zip(general.params, gradients, strict=True))
-        pairs = {
-            "the values": (th.from_numpy(self._critic(features)).flatten(), values),
+        compared: dict[str, tuple[Any, ...]] = {
+            "the values": (th.from_numpy(self._critic(features)).flatten(), values, terms),
             "the critic's gradient": (
                 th.cat([th.from_numpy(gradient).flatten() for gradient in self._gradients]),
                 th.cat([expected[param].flatten() for param in self._params]),
             ),
         }
-        return [name for name, (ours, theirs) in pairs.items() if not same_but_for_rounding(ours, theirs)]
+        return [name for name, outputs in compared.items() if not same_but_for_rounding(*outputs)]
 
 
 def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
@@ -228,7 +238,12 @@ def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
     groups = optimizer.param_groups
     is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        th_optimizer._global_optimizer_pre_hooks,
+        th_optimizer._global_optimizer_post_hooks,
+    )
     chosen = (is_adam and not any(hooks)) and all(
         group["fused"] is None
         and group["foreach"] is None

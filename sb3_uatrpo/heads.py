@@ -6,15 +6,15 @@ needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(
 Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
 correction for squashed actions, cancel in every ratio and gradient and are left out.
 
-To support another distribution, write its head and register it in ``_HEADS``, the torch distribution that it wraps in
-``_TORCH``, and a copy without validation in ``_UNCHECKED``. ``tests/test_heads.py`` then compares the head with
-``tests/reference.py``.
+To support another distribution, write its head and a copy without validation, and register both in ``_SUPPORTED``.
+``tests/test_heads.py`` then compares the head with ``tests/reference.py``.
 """
 
 import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch as th
@@ -30,6 +30,10 @@ from stable_baselines3.common.distributions import (
 )
 from torch.distributions import Bernoulli, Categorical, Normal
 from torch.nn import functional as F
+
+
+class UnsupportedDistributionError(ValueError):
+    """The policy's action distribution has no head, or would be misread by it."""
 
 
 class Head(ABC):
@@ -169,56 +173,6 @@ class BernoulliHead(Head):
         return (succeed + fail).sum(dim=-1)
 
 
-# Exact types: a subclass may redefine its log-probability
-_HEADS: dict[type[Distribution], Callable[[Any], Head]] = {
-    DiagGaussianDistribution: lambda _: GaussianHead(),
-    SquashedDiagGaussianDistribution: lambda _: GaussianHead(TanhBijector()),
-    StateDependentNoiseDistribution: lambda distribution: GaussianHead(distribution.bijector),
-    CategoricalDistribution: lambda distribution: CategoricalHead([distribution.action_dim]),
-    MultiCategoricalDistribution: lambda distribution: CategoricalHead(distribution.action_dims),
-    BernoulliDistribution: lambda _: BernoulliHead(),
-}
-
-
-def head_of(distribution: Any) -> Head:
-    """
-    :param distribution: a Stable-Baselines3 action distribution, such as a policy's ``action_dist``
-    :return: its head
-    :raises ValueError: if the distribution is not supported
-    """
-    kind = type(distribution)
-    if kind not in _HEADS:
-        raise ValueError(
-            f"policy: the action distribution {kind.__name__} is not supported, because its Fisher matrix is not known "
-            f"here; use one of {', '.join(known.__name__ for known in _HEADS)}"
-        )
-    return _HEADS[kind](distribution)
-
-
-def check_distribution(found: Any, expected: type[Distribution]) -> None:
-    """
-    :param found: what a policy's ``get_distribution`` returned
-    :param expected: type of the policy's ``action_dist``, from which its head was made
-    :raises ValueError: if ``found`` is of another kind, or wraps a torch distribution with another log-probability, so
-        that the head would misread it
-    """
-    wrapped = getattr(found, "distribution", None)
-    parts = wrapped if isinstance(wrapped, list) else [wrapped]
-    if type(found) not in (expected, _UNCHECKED[expected]) or not all(_is_a(part, _TORCH[expected]) for part in parts):
-        kind = expected if type(found) is _UNCHECKED[expected] else type(found)
-        of = " and ".join(sorted({type(part).__name__ for part in parts}))
-        raise ValueError(
-            f"policy: get_distribution returned {kind.__name__} of {of}, but action_dist is "
-            f"{expected.__name__}, which is of {_TORCH[expected].__name__}; other distributions are not supported, "
-            "because their Fisher matrix is not known here"
-        )
-
-
-def _is_a(part: Any, kind: type[th.distributions.Distribution]) -> bool:
-    """Whether a torch distribution is of this kind, or of a subclass that keeps its log-probability."""
-    return isinstance(part, kind) and type(part).log_prob is kind.log_prob
-
-
 # Stable-Baselines3's distributions, without torch's validation of their parameters
 
 
@@ -261,29 +215,105 @@ class _UncheckedBernoulli(BernoulliDistribution):
         return self
 
 
-_UNCHECKED: dict[type[Distribution], type[Distribution]] = {
-    DiagGaussianDistribution: _UncheckedGaussian,
-    SquashedDiagGaussianDistribution: _UncheckedSquashedGaussian,
-    StateDependentNoiseDistribution: _UncheckedStateDependentNoise,
-    CategoricalDistribution: _UncheckedCategorical,
-    MultiCategoricalDistribution: _UncheckedMultiCategorical,
-    BernoulliDistribution: _UncheckedBernoulli,
+@dataclass(frozen=True)
+class _Supported:
+    """
+    What is known of one of Stable-Baselines3's distributions. Its methods are recorded before anyone can replace them.
+
+    :param head: makes its head
+    :param unchecked: the same distribution, without torch's validation of its parameters
+    :param wrapped: the torch distribution that it wraps
+    :param log_prob: its own method
+    :param proba_distribution: its own method, which sets its parameters
+    """
+
+    head: Callable[[Any], Head]
+    unchecked: type[Distribution]
+    wrapped: type[th.distributions.Distribution]
+    log_prob: Any
+    proba_distribution: Any
+
+
+def _supported(
+    kind: Any,
+    head: Callable[[Any], Head],
+    unchecked: type[Distribution],
+    wrapped: type[th.distributions.Distribution],
+) -> dict[type[Distribution], _Supported]:
+    return {kind: _Supported(head, unchecked, wrapped, kind.log_prob, kind.proba_distribution)}
+
+
+# Exact types: a subclass may redefine its log-probability
+_SUPPORTED = {
+    **_supported(DiagGaussianDistribution, lambda _: GaussianHead(), _UncheckedGaussian, Normal),
+    **_supported(
+        SquashedDiagGaussianDistribution, lambda _: GaussianHead(TanhBijector()), _UncheckedSquashedGaussian, Normal
+    ),
+    **_supported(
+        StateDependentNoiseDistribution,
+        lambda distribution: GaussianHead(distribution.bijector),
+        _UncheckedStateDependentNoise,
+        Normal,
+    ),
+    **_supported(
+        CategoricalDistribution,
+        lambda distribution: CategoricalHead([distribution.action_dim]),
+        _UncheckedCategorical,
+        Categorical,
+    ),
+    **_supported(
+        MultiCategoricalDistribution,
+        lambda distribution: CategoricalHead(distribution.action_dims),
+        _UncheckedMultiCategorical,
+        Categorical,
+    ),
+    **_supported(BernoulliDistribution, lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
 }
 
 
-#: What each wraps
-_TORCH: dict[type[Distribution], type[th.distributions.Distribution]] = {
-    DiagGaussianDistribution: Normal,
-    SquashedDiagGaussianDistribution: Normal,
-    StateDependentNoiseDistribution: Normal,
-    CategoricalDistribution: Categorical,
-    MultiCategoricalDistribution: Categorical,
-    BernoulliDistribution: Bernoulli,
-}
+def head_of(distribution: Any) -> Head:
+    """
+    :param distribution: a Stable-Baselines3 action distribution, such as a policy's ``action_dist``
+    :return: its head
+    :raises UnsupportedDistributionError: if the distribution is not supported
+    """
+    kind = type(distribution)
+    if kind not in _SUPPORTED:
+        raise UnsupportedDistributionError(
+            f"policy: the action distribution {kind.__name__} is not supported, because its Fisher matrix is not known "
+            f"here; use one of {', '.join(known.__name__ for known in _SUPPORTED)}"
+        )
+    return _SUPPORTED[kind].head(distribution)
 
 
-#: Stable-Baselines3's own methods, recorded before anyone can replace them in its classes
-_OWN_PARAMETERS = {kind: kind.proba_distribution for kind in _UNCHECKED}
+def check_distribution(found: Any, expected: type[Distribution]) -> None:
+    """
+    :param found: what a policy's ``get_distribution`` returned
+    :param expected: type of the policy's ``action_dist``, from which its head was made
+    :raises UnsupportedDistributionError: if ``found`` is of another kind, or has or wraps another log-probability, so
+        that the head would misread it
+    """
+    known = _SUPPORTED[expected]
+    wrapped = getattr(found, "distribution", None)
+    parts = wrapped if isinstance(wrapped, list) else [wrapped]
+    if type(found) not in (expected, known.unchecked) or not all(_is_a(part, known.wrapped) for part in parts):
+        kind = expected if type(found) is known.unchecked else type(found)
+        of = " and ".join(sorted({type(part).__name__ for part in parts}))
+        raise UnsupportedDistributionError(
+            f"policy: get_distribution returned {kind.__name__} of {of}, but action_dist is "
+            f"{expected.__name__}, which is of {known.wrapped.__name__}; other distributions are not supported, "
+            "because their Fisher matrix is not known here"
+        )
+    if "log_prob" in vars(found) or expected.log_prob is not known.log_prob:
+        raise UnsupportedDistributionError(
+            f"policy: log_prob of {expected.__name__} was replaced; other log-probabilities are not supported, because "
+            "their Fisher matrix is not known here"
+        )
+
+
+def _is_a(part: Any, kind: type[th.distributions.Distribution]) -> bool:
+    """Whether a torch distribution is of this kind, or of a subclass that keeps its log-probability."""
+    return isinstance(part, kind) and type(part).log_prob is kind.log_prob
 
 
 def unchecked(distribution: Any) -> Any:
@@ -299,6 +329,6 @@ def unchecked(distribution: Any) -> Any:
     """
     twin = copy.copy(distribution)
     kind = type(distribution)
-    if kind.proba_distribution is _OWN_PARAMETERS[kind]:
-        twin.__class__ = _UNCHECKED[kind]
+    if kind.proba_distribution is _SUPPORTED[kind].proba_distribution:
+        twin.__class__ = _SUPPORTED[kind].unchecked
     return twin

@@ -142,9 +142,9 @@ class MatchedTRPO(TrustRegionAlgorithm):
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
-        check_real("target_kl", self.target_kl, 0.0)
-        check_integer("cg_max_steps", self.cg_max_steps, 1)
-        check_real("cg_damping", self.cg_damping, 0.0, low_included=True)
+        self.target_kl = check_real("target_kl", self.target_kl, 0.0)
+        self.cg_max_steps = check_integer("cg_max_steps", self.cg_max_steps, 1)
+        self.cg_damping = check_real("cg_damping", self.cg_damping, 0.0, low_included=True)
 
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         def damped(vector: th.Tensor) -> th.Tensor:

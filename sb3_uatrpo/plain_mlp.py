@@ -83,6 +83,12 @@ POLICY_METHODS = (
     "_get_action_dist_from_latent",
 )
 _POLICY = _methods(ActorCriticPolicy, POLICY_METHODS)
+#: And for the modules that a standard MLP consists of.
+_FORWARD: dict[type[nn.Module], Any] = {
+    kind: kind.forward
+    for kind in (*_ACTIVATIONS, nn.Linear, nn.Sequential, nn.Flatten, FlattenExtractor, CombinedExtractor, MlpExtractor)
+}
+_EXTRACT_FEATURES = BaseModel.extract_features
 #: Largest difference that counts as rounding, relative to the largest output: far above the effect of another order of
 #: summation in float32, and far below that of any deliberate change.
 _RELATIVE_TOLERANCE = 1e-4
@@ -146,7 +152,11 @@ class PlainMLP:
         :param policy: any policy
         :return: the policy's layers, or None if it is not a standard MLP
         """
-        if _methods(type(policy), POLICY_METHODS) != _POLICY or vars(policy).keys() & set(POLICY_METHODS):
+        if (
+            _methods(type(policy), POLICY_METHODS) != _POLICY
+            or vars(policy).keys() & set(POLICY_METHODS)
+            or BaseModel.extract_features is not _EXTRACT_FEATURES
+        ):
             return None
         extractor = policy.mlp_extractor
         features_extractors = (policy.pi_features_extractor, policy.vf_features_extractor)
@@ -309,12 +319,15 @@ def _through(chain: Iterable[Dense], inputs: th.Tensor) -> th.Tensor:
 
 
 def _chain(modules: Iterable[nn.Module]) -> tuple[Dense, ...] | None:
-    """Linear layers, each with the activations after it; None if there is anything else."""
+    """
+    Linear layers, each with the activations after it; None if there is anything else, or a layer whose W or b is an
+    attribute instead of a parameter, and so could be replaced unnoticed.
+    """
     found: list[tuple[nn.Linear, list[nn.Module]]] = []
     for module in modules:
         if not _is_unmodified(module):
             return None
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and {"weight", "bias"} <= module._parameters.keys():
             found.append((module, []))
         elif type(module) in _ACTIVATIONS and found:
             found[-1][1].append(module)
@@ -331,8 +344,13 @@ def _frozen(activation: nn.Module) -> nn.Module:
 
 
 def _is_unmodified(module: nn.Module) -> bool:
-    """Whether a module does what its class defines: it has no forward hooks and no ``forward`` of its own."""
-    return not any(forward_hooks(module)) and "forward" not in vars(module)
+    """Whether a module does what its class once defined: no forward hooks, and no ``forward`` of its own or patched."""
+    kind = type(module)
+    return (
+        not any(forward_hooks(module))
+        and "forward" not in vars(module)
+        and _FORWARD.get(kind, kind.forward) is kind.forward
+    )
 
 
 def as_arrays(chain: Iterable[Dense]) -> ArrayMLP:

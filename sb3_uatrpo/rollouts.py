@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -16,16 +16,13 @@ from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.batch import rows_of
 from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
-from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage
+from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage, is_sb3s_own
 
 #: ROWS_AT_ONCE steps are evaluated at once, or fewer if their features and activations would take more than
 #: EVALUATION_BYTES.
 ROWS_AT_ONCE = 512
 EVALUATION_BYTES = 16 * 2**20
 
-
-#: Stable-Baselines3's own ``add`` methods, recorded before anyone can replace them
-_USUAL_ADD = (RolloutBuffer.add, DictRolloutBuffer.add)
 #: Local variables of the loop below that Stable-Baselines3's loop does not have. They are hidden from callbacks, which
 #: may copy everything that they see.
 _OWN_LOCALS = ("__class__", "acting", "drawn", "evaluation", "step", "writer")
@@ -86,8 +83,10 @@ class DeferredEvaluation:
     def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
         self._acting = acting
         self._buffer = rollout_buffer
-        self._steps: list[StepEvaluation] = []
-        self._unread: list[int] = []
+        self._add = type(rollout_buffer).add
+        #: steps that no callback has read, each with its position in the buffer. Pairs, since an interrupt could come
+        #: between additions to two lists.
+        self._unread: list[tuple[int, StepEvaluation]] = []
         self._n_bytes = 0
 
     def take(self, step: StepEvaluation) -> tuple[th.Tensor | None, th.Tensor | None]:
@@ -96,33 +95,31 @@ class DeferredEvaluation:
         :return: the values and log-probabilities, if a callback has read them or a user's own ``add`` will read them;
             otherwise None for both, and ``fill`` writes them later
         """
-        if step.was_read or "add" in vars(self._buffer):
+        if step.was_read or "add" in vars(self._buffer) or type(self._buffer).add is not self._add:
             return step.find()
         # bounds the memory of the copies
         self._n_bytes += _n_bytes(step.observations)
         if self._n_bytes > EVALUATION_BYTES:
             self.fill()
             self._n_bytes = _n_bytes(step.observations)
-        self._unread.append(self._buffer.pos)
-        self._steps.append(step)
+        self._unread.append((self._buffer.pos, step))
         return None, None
 
     def fill(self) -> None:
         """Compute the values and log-probabilities that no callback has read, and write them into the buffer."""
-        n_envs, steps, unread = self._buffer.n_envs, self._steps, self._unread
+        n_envs = self._buffer.n_envs
         n_rows = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
         n_steps = max(1, n_rows // n_envs)
-        for start in range(0, len(steps), n_steps):
-            some = steps[start : start + n_steps]
+        for start in range(0, len(self._unread), n_steps):
+            places, some = map(list, zip(*self._unread[start : start + n_steps], strict=True))
             observations = _joined([step.observations for step in some])
             actions = np.concatenate([step.actions for step in some])
             # a single step may have more rows than that, one for each environment
             parts = [slice(row, row + n_rows) for row in range(0, len(actions), n_rows)]
             found = [self._acting.evaluate(rows_of(observations, part), actions[part]) for part in parts]
-            places = unread[start : start + n_steps]
             values, log_probs = (th.cat(numbers).numpy().reshape(-1, n_envs) for numbers in zip(*found, strict=True))
             self._buffer.values[places], self._buffer.log_probs[places] = values, log_probs
-        self._steps, self._unread, self._n_bytes = [], [], 0
+        self._unread, self._n_bytes = [], 0
 
 
 def _n_bytes(observations: Any) -> int:
@@ -259,7 +256,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
 
     def _who_acts(self, rollout_buffer: RolloutBuffer) -> ActingMLP | None:
         """The copy that acts in place of the policy, or None if the policy has to act itself."""
-        if not self.fast_rollouts or type(rollout_buffer).add not in _USUAL_ADD or "add" in vars(rollout_buffer):
+        if not self.fast_rollouts or not is_sb3s_own(rollout_buffer, "add"):
             return None
         assert self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)

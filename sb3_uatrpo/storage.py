@@ -11,10 +11,25 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-#: The methods of Stable-Baselines3's class, recorded before anyone can replace them
-_OWN_METHODS: dict[str, Any] = {name: getattr(RolloutBuffer, name) for name in ("add", "compute_returns_and_advantage")}
+#: The methods of Stable-Baselines3's classes, recorded before anyone can replace them
+_OWN_METHODS: dict[str, list[Any]] = {
+    name: [getattr(cls, name) for cls in (RolloutBuffer, DictRolloutBuffer)]
+    for name in ("add", "compute_returns_and_advantage", "get", "_get_samples")
+}
+
+
+def is_sb3s_own(rollout_buffer: RolloutBuffer, *methods: str) -> bool:
+    """
+    :param rollout_buffer: any rollout buffer
+    :param methods: names of its methods
+    :return: whether all of them are those that Stable-Baselines3's classes define
+    """
+    return all(
+        getattr(type(rollout_buffer), name) in _OWN_METHODS[name] and name not in vars(rollout_buffer)
+        for name in methods
+    )
 
 
 class StepWriter:
@@ -31,7 +46,8 @@ class StepWriter:
         self._buffer = rollout_buffer
         self._not_evaluated = th.zeros(rollout_buffer.n_envs, device="cpu")
         #: whether steps are written directly; None until the first step has been compared
-        self._is_direct = None if _is_sb3s_own(rollout_buffer, "add") else False
+        is_usual = is_sb3s_own(rollout_buffer, "add") and not isinstance(rollout_buffer.observations, dict)
+        self._is_direct = None if is_usual else False
 
     def add(
         self,
@@ -112,7 +128,7 @@ def compute_returns_and_advantage(rollout_buffer: RolloutBuffer, last_values: th
     :param last_values: V of the observations after the last step, shape ``(n_envs, 1)``
     :param dones: whether the last step ended an episode, shape ``(n_envs,)``
     """
-    if _is_sb3s_own(rollout_buffer, "compute_returns_and_advantage") and _recursion_is_proven():
+    if is_sb3s_own(rollout_buffer, "compute_returns_and_advantage") and _recursion_is_proven():
         _recursion(rollout_buffer, last_values, dones)
     else:
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
@@ -151,13 +167,8 @@ def _recursion_is_proven() -> bool:
             setattr(buffer, name, drawn.astype(np.float32))
     last_values, dones = th.tensor([[0.5], [-0.5]], device="cpu"), np.array([True, False])
     _recursion(ours, last_values, dones)
-    _OWN_METHODS["compute_returns_and_advantage"](theirs, last_values=last_values, dones=dones)
+    _OWN_METHODS["compute_returns_and_advantage"][0](theirs, last_values=last_values, dones=dones)
     return all(
         np.allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-6)
         for name in ("advantages", "returns")
     )
-
-
-def _is_sb3s_own(rollout_buffer: RolloutBuffer, method: str) -> bool:
-    """Whether a buffer's method is the one that Stable-Baselines3's class defines."""
-    return getattr(type(rollout_buffer), method) is _OWN_METHODS[method] and method not in vars(rollout_buffer)

@@ -20,6 +20,7 @@ from sb3_uatrpo.arguments import check_bool, check_integer, check_real
 from sb3_uatrpo.batch import Batch, count_trajectories, rollout_batch
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
+from sb3_uatrpo.heads import UnsupportedDistributionError
 from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.rollouts import DeferredRollouts
@@ -80,7 +81,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         device: th.device | str,
         _init_setup_model: bool,
     ) -> None:
-        check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
+        verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
         super().__init__(
             policy,
             env,
@@ -122,9 +123,6 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
         self._warn_of_truncated_minibatches()
-        # torch and SB3 accept only Python's int and float, not NumPy's
-        self.seed = None if self.seed is None else int(self.seed)
-        self.learning_rate = self.learning_rate if callable(self.learning_rate) else float(self.learning_rate)
         super()._setup_model()
         self._fast_path = FastPath()
         self._logged: set[str] = set()
@@ -132,8 +130,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
     def _check_policy(self) -> int:
         """
-        :return: d, the number of actor parameters, as far as it is known before the first rollout
-        :raises ValueError: if the policy's action distribution is not supported
+        :return: d, the number of actor parameters, as far as it is known before the first rollout; 0 if it is not
+        :raises UnsupportedDistributionError: if the policy's action distribution is not supported; a ``ValueError``
         """
         space = self.observation_space
         steps = (
@@ -144,7 +142,13 @@ class TrustRegionAlgorithm(DeferredRollouts):
         observations = obs_as_tensor(steps, self.device)
         actor = Actor(self.policy)
         with actor.evaluation_mode():
-            actor.find_params(observations, 2)
+            try:
+                actor.find_params(observations, 2)
+            except (UnsupportedDistributionError, Warning):
+                raise
+            except Exception:
+                # these observations are made up, and a network may refuse them; the first update settles d
+                return 0
             actor.check_products(observations)
         return actor.n_params
 
@@ -153,28 +157,32 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
     def _check_arguments(self) -> None:
         """
+        Check the arguments, and make NumPy's numbers Python's.
+
         :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
         """
-        check_integer("n_steps", self.n_steps, 1)
-        check_integer("batch_size", self.batch_size, 1)
+        self.n_steps = check_integer("n_steps", self.n_steps, 1)
+        self.batch_size = check_integer("batch_size", self.batch_size, 1)
         if not callable(self.learning_rate):
-            check_real("learning_rate", self.learning_rate, 0.0, low_included=True)
+            self.learning_rate = check_real("learning_rate", self.learning_rate, 0.0, low_included=True)
         for name in ("gamma", "gae_lambda"):
-            check_real(name, getattr(self, name), 0.0, 1.0, low_included=True, high_included=True)
-        check_real("line_search_shrinking_factor", self.line_search_shrinking_factor, 0.0, 1.0)
-        check_integer("line_search_max_iter", self.line_search_max_iter, 1)
-        check_real("line_search_kl_factor", self.line_search_kl_factor, 0.0)
-        check_integer("n_critic_updates", self.n_critic_updates, 0)
-        check_integer("sub_sampling_factor", self.sub_sampling_factor, 1)
-        check_real("adversarial_noise", self.adversarial_noise, 0.0, low_included=True)
-        check_integer("sde_sample_freq", self.sde_sample_freq, -1)
-        check_integer("stats_window_size", self._stats_window_size, 1)
+            setattr(self, name, check_real(name, getattr(self, name), 0.0, 1.0, low_included=True, high_included=True))
+        self.line_search_shrinking_factor = check_real(
+            "line_search_shrinking_factor", self.line_search_shrinking_factor, 0.0, 1.0
+        )
+        self.line_search_max_iter = check_integer("line_search_max_iter", self.line_search_max_iter, 1)
+        self.line_search_kl_factor = check_real("line_search_kl_factor", self.line_search_kl_factor, 0.0)
+        self.n_critic_updates = check_integer("n_critic_updates", self.n_critic_updates, 0)
+        self.sub_sampling_factor = check_integer("sub_sampling_factor", self.sub_sampling_factor, 1)
+        self.adversarial_noise = check_real("adversarial_noise", self.adversarial_noise, 0.0, low_included=True)
+        self.sde_sample_freq = check_integer("sde_sample_freq", self.sde_sample_freq, -1)
+        self._stats_window_size = check_integer("stats_window_size", self._stats_window_size, 1)
         for name in ("use_sde", "normalize_advantage", "fast_rollouts"):
             check_bool(name, getattr(self, name))
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**32 - 1)
+            self.seed = check_integer("seed", self.seed, 0, 2**32 - 1)
 
-        n_total = int(self.n_steps) * self.n_envs
+        n_total = self.n_steps * self.n_envs
         if n_total < 2:
             raise ValueError(
                 "n_steps * n_envs must be at least 2, since the covariance of the gradient needs two samples, "
@@ -182,7 +190,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
             )
 
     def _warn_of_truncated_minibatches(self) -> None:
-        n_total = int(self.n_steps) * self.n_envs
+        n_total = self.n_steps * self.n_envs
         if n_total % self.batch_size > 0:
             warnings.warn(
                 f"batch_size={self.batch_size} does not divide the rollout of n_steps * n_envs = {n_total} steps "
@@ -270,7 +278,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         whole = actor.estimates(batch)
         gradient = actor.gradient(batch, whole)
         if self.adversarial_noise > 0.0:
-            gradient = gradient - self.adversarial_noise * whole.standard_error(gradient) * gradient.sign()
+            gradient = gradient - self.adversarial_noise * whole.standard_error() * gradient.sign()
         subsample = actor.estimates(batch.subsample(self.sub_sampling_factor))
         return PolicyEstimates(actor.layout, gradient, whole, subsample, n_trajectories)
 

@@ -185,17 +185,18 @@ class UATRPO(TrustRegionAlgorithm):
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
-        check_real("trust_region_delta", self.trust_region_delta, 0.0)
-        check_real("uncertainty_coef", self.uncertainty_coef, 0.0, low_included=True)
-        check_real("confidence_alpha", self.confidence_alpha, 0.0, 1.0)
-        check_integer("n_projections", self.n_projections, 1)
-        check_real("ema_beta", self.ema_beta, 0.0, 1.0, low_included=True)
+        self.trust_region_delta = check_real("trust_region_delta", self.trust_region_delta, 0.0)
+        self.uncertainty_coef = check_real("uncertainty_coef", self.uncertainty_coef, 0.0, low_included=True)
+        self.confidence_alpha = check_real("confidence_alpha", self.confidence_alpha, 0.0, 1.0)
+        self.n_projections = check_integer("n_projections", self.n_projections, 1)
+        self.ema_beta = check_real("ema_beta", self.ema_beta, 0.0, 1.0, low_included=True)
         check_choice("sample_unit", self.sample_unit, get_args(SampleUnit))
         check_choice("step_length_samples", self.step_length_samples, get_args(StepLengthSamples))
         check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
-        check_real("shrinkage", self.shrinkage, 0.0, 1.0, low_included=True)
-        check_real("target_kl", self.target_kl, 0.0, or_none=True)
-        check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
+        self.shrinkage = check_real("shrinkage", self.shrinkage, 0.0, 1.0, low_included=True)
+        if self.target_kl is not None:
+            self.target_kl = check_real("target_kl", self.target_kl, 0.0, or_none=True)
+        self.sketch_memory_limit = check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -209,7 +210,7 @@ class UATRPO(TrustRegionAlgorithm):
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype, known=None)
         self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)
-        if self.verbose >= 1:
+        if self.verbose >= 1 and n_params > 0:
             print(
                 f"The sketch of {n_params} actor parameters and {n_projections} projections takes "
                 f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"

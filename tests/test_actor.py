@@ -31,7 +31,20 @@ def test_its_parameters_are_those_that_the_distribution_depends_on(action_space)
     assert actor.n_params == len(actor_vector(model))
     acting = {id(param) for param in actor.params}
     expected = [param.numel() if id(param) in acting else 0 for param in model.policy.parameters()]
-    assert actor.layout.tolist() == expected
+    # the last of them are the critic's
+    assert actor.layout.tolist() == expected[: len(actor.layout)]
+    assert not any(expected[len(actor.layout) :])
+    assert expected[len(actor.layout) - 1] > 0
+
+
+def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
+    model = make_model(UATRPO, "box", n_projections=4)
+    model.learn(model.n_steps)
+    model.policy.add_module("unused", th.nn.Linear(3, 3))
+    weight = model.sketch.ema_weight.item()
+    # no warning that the sketch starts afresh
+    model.learn(model.n_steps)
+    assert model.sketch.ema_weight.item() > weight
 
 
 def test_observations_may_be_a_dict():

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from fractions import Fraction
 
 import gymnasium as gym
 import numpy as np
@@ -88,16 +89,29 @@ def test_every_argument_of_our_own_has_a_bad_value_above(cls):
 
 @pytest.mark.parametrize("cls", OWN)
 def test_numpy_numbers_are_numbers(cls):
+    """They become Python's own: NumPy's would overflow in sums, have fewer digits, or be refused by torch."""
     env = make_vec_env("CartPole-v1", 2)
-    numbers = {
+    integers = {
         "n_steps": np.uint8(200),
-        "gamma": np.float32(0.9),
-        "batch_size": np.int32(50),
+        "batch_size": np.int8(50),
         "seed": np.int64(3),
-        "learning_rate": np.float32(0.5),
+        "line_search_max_iter": np.int8(10),
+        "n_critic_updates": np.uint8(1),
+        "sub_sampling_factor": np.int16(10),
+        "stats_window_size": np.int64(10),
+        "verbose": np.int64(0),
     }
-    model = cls("MlpPolicy", env, **numbers)
-    assert model.n_steps == 200
+    numbers = {"gamma": np.float16(0.9), "learning_rate": np.float32(0.5), "line_search_kl_factor": Fraction(3, 2)}
+    if cls is UATRPO:
+        integers |= {"n_projections": np.uint8(20), "sketch_memory_limit": np.uint32(2**31)}
+        numbers |= {"target_kl": np.float16(0.01), "shrinkage": np.float32(0.5)}
+    model = cls("MlpPolicy", env, **integers, **numbers)
+    for name, value in {**integers, **numbers}.items():
+        kept = getattr(model, "_stats_window_size" if name == "stats_window_size" else name)
+        assert type(kept) is (int if name in integers else float), name
+        assert kept == value, name
+    model.learn(400)
+    assert model.num_timesteps == 400
 
 
 @pytest.mark.parametrize("cls", OWN)

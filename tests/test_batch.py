@@ -17,10 +17,7 @@ def collected(action_space="box", **kwargs):
 
 
 def same_batches(one: Batch, other: Batch) -> bool:
-    return all(
-        th.equal(getattr(one, name), getattr(other, name))
-        for name in ("observations", "actions", "advantages", "returns")
-    )
+    return all(th.equal(getattr(one, name), getattr(other, name)) for name in ("observations", "actions", "advantages"))
 
 
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
@@ -33,7 +30,6 @@ def test_the_batch_is_the_rollout_in_time_order(action_space):
     assert th.equal(batch.observations, obs)
     assert th.equal(batch.actions, actions)
     assert batch.advantages.numpy() == pytest.approx(advantages.numpy(), abs=1e-6)
-    assert batch.returns.numpy() == pytest.approx(before["returns"].T.flatten())
     # the buffer is as it was, and no random number was drawn
     assert all(np.array_equal(getattr(model.rollout_buffer, name), value) for name, value in before.items())
     assert np.array_equal(np.random.get_state()[1], state)
@@ -75,8 +71,34 @@ def test_a_buffer_of_ones_own_says_what_the_batch_is():
     np.random.seed(0)
     pieces = list(model.rollout_buffer.get())
     assert len(batch) == 72
-    assert th.equal(batch.returns, th.cat([samples.returns for samples in pieces]))
+    assert th.equal(batch.advantages, th.cat([samples.advantages for samples in pieces]))
     assert th.equal(batch.observations, th.cat([samples.observations for samples in pieces]))
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+@pytest.mark.parametrize("where", ["get of the class", "_get_samples of the class", "_get_samples of the object"])
+def test_methods_of_the_buffer_may_be_replaced(where, n_envs, monkeypatch):
+    """Advantages are zero in what the replacement returns. It expects an array of indices, as it always gets."""
+    model = make_model(UATRPO, "box", n_envs=n_envs, n_projections=4, double=False)
+    collect(model)
+    get, get_samples = RolloutBuffer.get, RolloutBuffer._get_samples
+
+    def from_get(self, batch_size=None):
+        for samples in get(self, batch_size):
+            yield samples._replace(advantages=th.zeros_like(samples.advantages))
+
+    def from_samples(self, indices, env=None):
+        return get_samples(self, indices, env)._replace(advantages=th.zeros(len(indices)))
+
+    if where == "get of the class":
+        monkeypatch.setattr(RolloutBuffer, "get", from_get)
+    elif where == "_get_samples of the class":
+        monkeypatch.setattr(RolloutBuffer, "_get_samples", from_samples)
+    else:
+        model.rollout_buffer._get_samples = from_samples.__get__(model.rollout_buffer)
+    batch = rollout_batch(model.rollout_buffer, False)
+    assert not batch.advantages.any()
+    assert len(batch.observations) == len(batch) == model.n_steps * n_envs
 
 
 def test_a_buffer_that_is_not_full_is_refused():

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from torch import nn
@@ -25,7 +25,7 @@ from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests import helpers
-from tests.helpers import ACTION_SPACES, NoiseEnv, collect, make_model, spread_out
+from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, make_model, spread_out
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
 from tests.test_update import check_updates
@@ -191,6 +191,32 @@ def test_a_class_may_be_patched_in_mid_rollout(kind, monkeypatch):
     assert_same_buffers(rollout(True).rollout_buffer, rollout(False).rollout_buffer)
 
 
+def test_a_weight_that_is_no_parameter_may_be_replaced_in_mid_rollout():
+    def plain(policy):
+        weight = policy.action_net.weight.detach().clone()
+        del policy.action_net.weight
+        policy.action_net.weight = weight
+
+    def tripled(model, _):
+        model.policy.action_net.weight = 3.0 * model.policy.action_net.weight
+
+    as_sb3(plain, lambda: At(tripled))
+
+
+def test_add_may_be_replaced_in_its_class_in_mid_rollout(monkeypatch):
+    add = RolloutBuffer.add
+
+    def patch(model, _):
+        monkeypatch.setattr(RolloutBuffer, "add", lambda self, *args: add(self, *args[:-1], args[-1] + 1.0))
+
+    def rollout(fast):
+        with monkeypatch.context() as context:
+            context.setattr(RolloutBuffer, "add", add)
+            return filled(fast, callback=At(patch))
+
+    assert_same_buffers(rollout(True).rollout_buffer, rollout(False).rollout_buffer)
+
+
 def test_noise_that_is_annealed_at_the_start_of_a_rollout_is_drawn_by_the_copy(monkeypatch):
     """The copy is made anew, not dropped: such a callback must not make rollouts slow."""
     drawn = []
@@ -344,6 +370,42 @@ def test_methods_may_be_replaced_in_the_classes_of_stable_baselines3():
     with mock.patch.object(RolloutBuffer, "add", counts):
         ours, _ = as_sb3()
     assert len(calls) == 2 * ours.n_steps
+
+
+class StartsAtZero(NoiseEnv):
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return np.zeros_like(observation), info
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bound"),
+    [
+        (FlattenExtractor, "forward", 0.1),
+        (BaseModel, "extract_features", 0.1),
+        (nn.Linear, "forward", 1.0),
+        (nn.Tanh, "forward", 0.5),
+    ],
+)
+def test_a_class_patched_before_the_rollout_need_not_show_at_its_first_observation(kind, name, bound, monkeypatch):
+    own = getattr(kind, name)
+    monkeypatch.setattr(helpers, "NoiseEnv", StartsAtZero)
+    monkeypatch.setattr(kind, name, lambda *args: own(*args).clamp(-bound, bound))
+    as_sb3()
+
+
+@pytest.mark.parametrize("of", ["the object", "the class"])
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_another_log_probability_is_refused(cls, of, monkeypatch):
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    model = make_model(cls, "box", double=False, **kwargs)
+    collect(model)
+    owner = model.policy.action_dist if of == "the object" else DiagGaussianDistribution
+    monkeypatch.setattr(owner, "log_prob", lambda *args: th.zeros(len(args[-1])))
+    before = actor_vector(model)
+    with pytest.raises(ValueError, match=r"^policy: log_prob of DiagGaussianDistribution was replaced; "):
+        model.train()
+    assert np.array_equal(actor_vector(model), before)
 
 
 # ------------------------------------------------------------------------------------ what is stored and what is seen

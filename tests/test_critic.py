@@ -1,6 +1,7 @@
 """The critic's epochs beside a plain loop over RolloutBuffer.get with the optimizer as it is."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sb3_uatrpo import UATRPO, critic
+from sb3_uatrpo.core.array_mlp import ArrayMLP
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import DICT, SmallCombined, collect, make_model, scale_latents
 
@@ -181,6 +184,52 @@ def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch)
     model.policy = other
     for one, another in zip(ours, trained(model, plain=True)[0], strict=True):
         np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
+
+
+def test_values_close_to_zero_are_compared_with_the_size_of_their_terms():
+    """Without rewards, values tend to zero, and what remains of them is rounding."""
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    collect(model)
+    model.rollout_buffer.observations[:] = 0.5
+    with th.no_grad():
+        bias = model.policy.value_net.bias
+        bias -= model.policy.predict_values(th.full((1, 3), 0.5)).squeeze(0)
+        values = model.policy.predict_values(th.full((16, 3), 0.5))
+    assert values.abs().max() < 1e-6
+    own = [*model.policy.mlp_extractor.value_net.parameters(), *model.policy.value_net.parameters()]
+    general = critic._GraphGradients(model.policy, own)
+    arrays = critic._ArrayGradients.of(model.policy, model.rollout_buffer, own)
+    # the last digit of a sum whose terms are of order one
+    *hidden, last = arrays._critic.layers
+    arrays._critic = ArrayMLP((*hidden, replace(last, bias=last.bias + np.float32(2e-7))))
+    assert arrays.differences(general, model.rollout_buffer, 16) == []
+
+
+def test_features_may_be_computed_for_a_few_minibatches_at_once(monkeypatch):
+    kept = []
+    for n_bytes in (1, 4 * 3 * 16 * 2, critic.FEATURE_BYTES):
+        monkeypatch.setattr(critic, "FEATURE_BYTES", n_bytes)
+        model = make_model(UATRPO, "box", double=False, n_projections=4, n_steps=50)
+        collect(model)
+        assert taken_apart(model)
+        kept.append(trained(model, plain=False)[0])
+    for other in kept[1:]:
+        for one, another in zip(kept[0], other, strict=True):
+            np.testing.assert_array_equal(one, another)
+
+
+def test_hooks_of_all_optimizers_see_the_users_settings():
+    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    collect(model)
+    seen = []
+    handle = register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: seen.append(optimizer.param_groups[0]["fused"])
+    )
+    try:
+        trained(model, plain=False)
+    finally:
+        handle.remove()
+    assert set(seen) == {None}
 
 
 class Rebinding(th.optim.SGD):

@@ -98,3 +98,24 @@ def test_an_interrupted_update_leaves_the_model_whole(cls):
         model.train()
         assert calls, at
         assert not np.array_equal(actor_vector(model), found), at
+
+
+def test_an_interrupted_rollout_ends_with_the_interrupt_and_can_be_repeated():
+    def fresh():
+        model = make_model(UATRPO, "box", n_envs=2, n_steps=4, batch_size=8, n_projections=4, double=False)
+        callback = model._setup_learn(8)[1]
+        callback.on_training_start({}, {})
+        return model, lambda: model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+    lines = sorted({line for line in traced(fresh()[1]) if line[1] not in clean_up(line[0])})
+    # the lines of a rollout, and some of those that they call
+    chosen = {line for line in lines if line[0] == "rollouts.py"}
+    others = np.random.default_rng(0).choice(len(lines), size=30, replace=False)
+    for at in sorted({*chosen, *(lines[i] for i in others)}):
+        model, rollout = fresh()
+        # raises no other error than the interrupt
+        traced(rollout, interrupt_at=at)
+        th.set_grad_enabled(True)
+        assert rollout(), at
+        assert model.rollout_buffer.full, at
+        assert model.rollout_buffer.log_probs.all(), at

@@ -8,7 +8,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_uatrpo import UATRPO, rollouts, storage
+from sb3_uatrpo import UATRPO, storage
 from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage
 from tests.helpers import make_model
 from tests.reference import generalized_advantages
@@ -85,7 +85,7 @@ def _another_array(add):
 def test_another_version_of_add_is_noticed(change, monkeypatch):
     monkeypatch.setattr(RolloutBuffer, "add", change(RolloutBuffer.add))
     # as if it had been like this when this package was imported
-    monkeypatch.setitem(storage._OWN_METHODS, "add", RolloutBuffer.add)
+    monkeypatch.setitem(storage._OWN_METHODS, "add", [RolloutBuffer.add])
     ours, theirs = buffer_of(), buffer_of()
     assert written(ours, by_us=True)._is_direct is False
     written(theirs, by_us=False)
@@ -131,7 +131,7 @@ def test_other_ways_to_advantages_are_taken(monkeypatch):
         monkeypatch.setattr(RolloutBuffer, "compute_returns_and_advantage", _zeros)
         if when != "replaced now":
             storage._recursion_is_proven.cache_clear()
-            monkeypatch.setitem(storage._OWN_METHODS, "compute_returns_and_advantage", _zeros)
+            monkeypatch.setitem(storage._OWN_METHODS, "compute_returns_and_advantage", [_zeros])
         buffer = buffer_of()
         buffer.rewards += 1.0
         compute_returns_and_advantage(buffer, th.zeros(3, 1), np.zeros(3, bool))
@@ -147,8 +147,7 @@ def test_rollouts_write_directly():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutBuffer, "add", lambda self, *args: (calls.append(1), add(self, *args)))
         # as if it had been like this when this package was imported
-        patch.setitem(storage._OWN_METHODS, "add", RolloutBuffer.add)
-        patch.setattr(rollouts, "_USUAL_ADD", (RolloutBuffer.add,))
+        patch.setitem(storage._OWN_METHODS, "add", [RolloutBuffer.add])
         model.learn(2 * model.n_steps)
     # once for each rollout: the first step
     assert len(calls) == 2

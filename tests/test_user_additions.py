@@ -883,6 +883,68 @@ def test_shapes_of_what_callbacks_see(action_space):
     assert seen[0] == seen[1]
 
 
+# ------------------------------------------------------------------------------------ networks that choose their inputs
+
+
+class OneHotEnv(NoiseEnv):
+    """Observations are rows of the identity, in a space that does not say so."""
+
+    def __init__(self):
+        super().__init__(ACTION_SPACES["box"], spaces.Box(0.0, 1.0, (4,), np.float32))
+
+    def one_hot(self):
+        return np.eye(4, dtype=np.float32)[self.np_random.integers(4)]
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        return self.one_hot(), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return self.one_hot(), *rest
+
+
+class TakesOneHot(BaseFeaturesExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space, features_dim=4)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, observations):
+        if not bool((observations.sum(dim=1) == 1.0).all()):
+            raise ValueError("not one-hot")
+        return self.linear(observations)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_network_may_refuse_observations_that_the_task_never_shows(cls, capsys):
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": TakesOneHot}
+    model = cls("MlpPolicy", OneHotEnv(), n_steps=48, batch_size=16, policy_kwargs=policy_kwargs, verbose=1, **kwargs)
+    assert "The sketch of" not in capsys.readouterr().out
+    before = actor_vector(model)
+    model.learn(2 * 48)
+    assert not np.array_equal(actor_vector(model), before)
+
+
+# ------------------------------------------------------------------------------------------ adversarial noise and hooks
+
+
+def test_the_standard_error_of_the_gradient_does_not_depend_on_hooks():
+    def gradient(noise: float, factor: float):
+        model = small(adversarial_noise=noise)
+        collect(model)
+        model.policy.action_net.weight.register_hook(lambda grad: factor * grad)
+        found = []
+        find = model._find_direction
+        model._find_direction = lambda estimates: (found.append(estimates.gradient.clone()), find(estimates))[1]
+        model.train()
+        return found[0]
+
+    moved = [(gradient(0.0, factor) - gradient(1.0, factor)).abs() for factor in (1.0, 10.0)]
+    assert moved[0].any()
+    th.testing.assert_close(moved[1], moved[0], rtol=1e-4, atol=1e-5)
+
+
 # --------------------------------------------------------------------------------- the fast path stays where it belongs
 
 

@@ -21,11 +21,13 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
     :param product: x ↦ Ax
     :param rhs: b, shape ``(d,)``
     :param max_steps: maximum number of products with A
-    :return: x, shape ``(d,)``; zero if b is zero or not finite
+    :return: x, shape ``(d,)``; zero if b is zero, NaN if b is not finite
     """
     x = th.zeros_like(rhs)
     largest = rhs.abs().max().item() if rhs.numel() else 0.0
-    if not 0.0 < largest < math.inf:
+    if not largest < math.inf:
+        return th.full_like(rhs, math.nan)
+    if largest == 0.0:
         return x
     # without scaling, squares of very small or large numbers would leave float32's range; a power of two scales exactly
     scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)

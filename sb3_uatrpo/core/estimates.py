@@ -238,15 +238,15 @@ class SampleEstimates:
         """
         return _sum(part.vjp(part.scores[None]).squeeze(1) for part in self._linearizations()) / self.n_steps
 
-    def standard_error(self, gradient: th.Tensor) -> th.Tensor:
+    def standard_error(self) -> th.Tensor:
         """
         Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))).
 
         Per-sample gradients are computed for a block of steps at a time.
 
-        :param gradient: ĝ over the same steps, shape ``(d,)``
         :return: shape ``(d,)``
         """
+        gradient = self.gradient()
         # The operations of a block grow with the square of its number of steps, and each step takes d floats of memory.
         block_size = max(1, min(32, COLUMN_BYTES // (4 * self.n_params)))
         squares = th.zeros_like(gradient)

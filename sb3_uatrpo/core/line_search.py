@@ -56,7 +56,7 @@ def backtracking_line_search(
         trial = evaluate(fraction)
         proposed = proposed or trial
         # comparisons with NaN are false, so only infinity needs a check of its own
-        if trial.kl <= max_kl and objective <= trial.objective < math.inf:
+        if trial.kl <= max_kl and objective <= trial.objective and max(trial.kl, trial.objective) < math.inf:
             return LineSearchResult(fraction, proposed, trial)
         fraction *= shrinking_factor
     assert proposed is not None

@@ -40,9 +40,15 @@ def test_conjugate_gradient_stops_after_max_steps():
     assert len(products) == 3
 
 
-@pytest.mark.parametrize("b", [0.0, math.nan])
-def test_conjugate_gradient_of_nothing_is_zero(b):
-    assert not conjugate_gradient(lambda p: p, th.full((4,), b), 10).any()
+def test_conjugate_gradient_of_zero_is_zero():
+    assert not conjugate_gradient(lambda p: p, th.zeros(4), 10).any()
+
+
+@pytest.mark.parametrize("b", [math.nan, math.inf, -math.inf])
+def test_conjugate_gradient_of_a_number_that_is_not_finite_is_not_a_number(b):
+    rhs = th.ones(4)
+    rhs[2] = b
+    assert conjugate_gradient(lambda p: p, rhs, 10).isnan().all()
 
 
 def test_conjugate_gradient_ends_where_the_curvature_does():

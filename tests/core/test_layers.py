@@ -42,7 +42,7 @@ def test_frozen_parameters_of_a_plain_chain(frozen):
         if name == frozen or (frozen == "all_layers" and name != "log_std"):
             param.requires_grad_(False)
     obs, actions, advantages = env_major(model)
-    batch = Batch(obs, actions, advantages, returns=th.zeros_like(advantages))
+    batch = Batch(obs, actions, advantages)
     actor = Actor(model.policy)
     with actor.evaluation_mode():
         actor.find_params(obs, len(batch))

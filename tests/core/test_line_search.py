@@ -37,6 +37,10 @@ def test_non_finite_values_are_rejected(bad):
     assert search([1.0], [bad, 0.1])[0].step_fraction == 0.5
 
 
+def test_an_infinite_kl_divergence_is_rejected_even_without_a_bound():
+    assert search([1.0], [math.inf, 0.1], max_kl=math.inf)[0].step_fraction == 0.5
+
+
 def test_no_fraction_is_accepted_after_max_iter():
     result, tried = search([-1.0], [0.1], max_iter=4)
     assert (result.step_fraction, result.accepted) == (0.0, None)
