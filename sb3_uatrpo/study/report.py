@@ -373,7 +373,8 @@ def _last_evaluation(runs: pd.DataFrame, name: str = "returns") -> Array:
 
 
 def _seeds(seeds: list[int]) -> str:
-    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+    # not a list of all seeds from the first to the last, since RL Zoo draws seeds from billions
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[0] + len(seeds))):
         return f"{seeds[0]} to {seeds[-1]}"
     return ", ".join(map(str, seeds))
 

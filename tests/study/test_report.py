@@ -16,7 +16,7 @@ from sb3_uatrpo import study
 from sb3_uatrpo.study.folders import read_folder, read_zoo_folder
 from sb3_uatrpo.study.plots import PICTURES
 from sb3_uatrpo.study.record import StudyError, write_record
-from sb3_uatrpo.study.report import report
+from sb3_uatrpo.study.report import _seeds, report
 from sb3_uatrpo.study.results import Results, evaluations, in_order, pairs_of, tabulate_runs
 from tests.study.synthetic import make_folder, make_record, make_study
 
@@ -558,3 +558,17 @@ def test_no_label_covers_the_kl_ratios(tmp_path):
         shares = [text.get_text() for text in ax.get_legend().get_texts()]
         assert len(shares) == len(results.labels)
         assert all(re.fullmatch(r"\d+% ≥ 2, \d+% ≥ 3", share) for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        ([3, 4, 5], "3 to 5"),
+        ([3, 4], "3, 4"),
+        ([3, 4, 6], "3, 4, 6"),
+        # RL Zoo's, unless it is given some: a list of all seeds between would take a terabyte
+        ([17, 2**31, 2**32 - 1], "17, 2147483648, 4294967295"),
+    ],
+)
+def test_seeds_that_follow_each_other_are_shown_as_a_range(seeds, expected):
+    assert _seeds(seeds) == expected
