@@ -124,12 +124,19 @@ class Actor:
         and Σ̂ miss them too.
 
         :param observations: of a few steps
+        :raises ValueError: if torch cannot differentiate the network twice
         """
         # layer by layer, there is nothing that could be missed
         if not self.params or self._mlp is not None:
             return
         head = self._head_vector(observations)
-        missed = Linearization(head, self.params, lambda P: P, th.zeros_like(head)).missed_params()
+        try:
+            missed = Linearization(head, self.params, lambda P: P, th.zeros_like(head)).missed_params()
+        except th.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"policy: its network must be differentiable twice, but torch says: {reason}") from error
         if missed:
             names: dict[th.Tensor, str] = {param: name for name, param in self.policy.named_parameters()}
             warnings.warn(

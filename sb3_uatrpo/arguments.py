@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
+import numpy as np
+
 
 def _refuse(name: str, value: Any, accepted: str) -> NoReturn:
     raise ValueError(f"{name} must be {accepted}, but it is {value!r}")
@@ -76,11 +78,13 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         _refuse(name, value, "one of " + ", ".join(map(repr, choices)))
 
 
-def check_bool(name: str, value: Any) -> None:
+def check_bool(name: str, value: Any) -> bool:
     """
     :param name: the argument's name
     :param value: what was given
+    :return: the value as Python's own
     :raises ValueError: if ``value`` is neither ``True`` nor ``False``
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         _refuse(name, value, "True or False")
+    return bool(value)

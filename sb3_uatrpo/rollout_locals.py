@@ -99,7 +99,8 @@ class RolloutLocals(dict[str, Any]):
 class CallbacksWithRolloutLocals(CallbackList):
     """
     Shares one ``RolloutLocals`` among all callbacks, nested ones included, so that a value that no callback reads is
-    not computed at each step.
+    not computed at each step. Otherwise it passes for the user's callback: it has its attributes, and the local
+    variable ``callback`` is that of the user.
 
     :param callback: a callback that has already been initialised
     """
@@ -108,5 +109,21 @@ class CallbacksWithRolloutLocals(CallbackList):
         super().__init__([callback])
         self.model = callback.model
 
+    def __getattr__(self, name: str) -> Any:
+        # only for what this object lacks; nothing can be asked before it has its callback, as while it is copied
+        if name.startswith("__") or "callbacks" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.callbacks[0], name)
+
     def on_training_start(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
-        super().on_training_start(RolloutLocals(locals_), globals_)
+        seen = RolloutLocals(locals_)
+        self._show_the_users(seen)
+        super().on_training_start(seen, globals_)
+
+    def update_locals(self, locals_: dict[str, Any]) -> None:
+        self._show_the_users(locals_)
+        super().update_locals(locals_)
+
+    def _show_the_users(self, locals_: dict[str, Any]) -> None:
+        if dict.get(locals_, "callback") is self:
+            dict.__setitem__(locals_, "callback", self.callbacks[0])

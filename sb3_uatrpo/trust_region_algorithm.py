@@ -178,7 +178,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         self.sde_sample_freq = check_integer("sde_sample_freq", self.sde_sample_freq, -1)
         self._stats_window_size = check_integer("stats_window_size", self._stats_window_size, 1)
         for name in ("use_sde", "normalize_advantage", "fast_rollouts"):
-            check_bool(name, getattr(self, name))
+            setattr(self, name, check_bool(name, getattr(self, name)))
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, 0, 2**32 - 1)
 

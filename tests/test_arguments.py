@@ -102,10 +102,12 @@ def test_numpy_numbers_are_numbers(cls):
         "verbose": np.int64(0),
     }
     numbers = {"gamma": np.float16(0.9), "learning_rate": np.float32(0.5), "line_search_kl_factor": Fraction(3, 2)}
+    flags = {name: np.bool_(True) for name in ("normalize_advantage", "fast_rollouts")}
     if cls is UATRPO:
         integers |= {"n_projections": np.uint8(20), "sketch_memory_limit": np.uint32(2**31)}
         numbers |= {"target_kl": np.float16(0.01), "shrinkage": np.float32(0.5)}
-    model = cls("MlpPolicy", env, **integers, **numbers)
+    model = cls("MlpPolicy", env, **integers, **numbers, **flags)
+    assert model.normalize_advantage is model.fast_rollouts is True
     for name, value in {**integers, **numbers}.items():
         kept = getattr(model, "_stats_window_size" if name == "stats_window_size" else name)
         assert type(kept) is (int if name in integers else float), name

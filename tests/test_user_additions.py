@@ -926,6 +926,68 @@ def test_a_network_may_refuse_observations_that_the_task_never_shows(cls, capsys
     assert not np.array_equal(actor_vector(model), before)
 
 
+class Precise(BaseFeaturesExtractor):
+    """Computes in float64, in a policy of float32."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, features_dim=4)
+        self.linear = nn.Linear(3, 4).double()
+
+    def forward(self, observations):
+        return self.linear(observations.double()).float()
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_parameters_may_have_several_types(cls):
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": Precise, "share_features_extractor": False}
+    model = make_model(cls, "box", double=False, policy_kwargs=policy_kwargs, **kwargs)
+    before = model.policy.pi_features_extractor.linear.weight.detach().clone()
+    model.learn(2 * model.n_steps)
+    after = model.policy.pi_features_extractor.linear.weight
+    assert after.dtype == th.float64
+    assert not th.equal(after, before)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_network_that_cannot_be_differentiated_twice_is_refused(cls):
+    with pytest.raises(ValueError, match=r"^policy: its network must be differentiable twice, but torch says: \w"):
+        make_model(cls, "box", policy_kwargs={"activation_fn": nn.Hardsigmoid})
+
+
+# ----------------------------------------------------------------------------------------- the callback is the user's
+
+
+class HasABudget(cb.BaseCallback):
+    budget = 3
+
+    def _on_training_start(self):
+        assert self.locals["callback"] is self
+
+    def _on_step(self):
+        assert self.locals["callback"] is self
+        assert dict(self.locals)["callback"] is self
+        return True
+
+    def _on_rollout_end(self):
+        assert self.locals["callback"] is self
+
+
+class ReadsTheBudget(UATRPO):
+    def collect_rollouts(self, env, callback, *args, **kwargs):
+        assert callback.budget == 3
+        with pytest.raises(AttributeError, match="no attribute 'overdraft'"):
+            _ = callback.overdraft
+        return super().collect_rollouts(env, callback, *args, **kwargs)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_callbacks_find_themselves_in_their_locals(fast):
+    model = make_model(ReadsTheBudget, "box", double=False, n_projections=8, fast_rollouts=fast)
+    model.learn(2 * model.n_steps, callback=HasABudget())
+    assert model.num_timesteps == 2 * model.n_steps
+
+
 # ------------------------------------------------------------------------------------------ adversarial noise and hooks
 
 

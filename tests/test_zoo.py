@@ -4,8 +4,10 @@ RL Zoo with an unmodified rl_zoo3: the built wheel, an sdist and an editable ins
 The environments borrow what is heavy from the one that runs the tests, through a path file.
 """
 
+import inspect
 import os
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -329,6 +331,26 @@ def test_the_variant_has_the_entries_of_the_paper_s_algorithm():
     changes = {"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"}
     without_delta = ({k: v for k, v in entry.items() if k != "trust_region_delta"} for entry in plain.values())
     assert variant == dict(zip(plain, ({**entry, **changes} for entry in without_delta), strict=True))
+
+
+def test_the_variant_is_the_variant_whatever_file_its_settings_come_from(tmp_path):
+    """A file given with -conf need not repeat what the name stands for, and may change it."""
+    cls = registration.ALGORITHMS["uatrpo_shrinkage"]
+    model = cls("MlpPolicy", "CartPole-v1", n_steps=100, shrinkage=0.9)
+    assert (model.shrinkage, model.target_kl, model.step_length_samples) == (0.9, 0.01, "batch")
+    assert inspect.signature(cls) == inspect.signature(UATRPO)
+    model.save(tmp_path / "model")
+    for loading in (cls, UATRPO):
+        assert loading.load(tmp_path / "model").shrinkage == 0.9
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_fallback_has_a_help(option, capsys, monkeypatch):
+    from sb3_uatrpo.zoo.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["sb3_uatrpo.zoo", option])
+    main()
+    assert capsys.readouterr().out.startswith("usage: python -m sb3_uatrpo.zoo SCRIPT ...\n")
 
 
 def test_the_study_of_the_small_tasks_has_them_all():

@@ -98,7 +98,10 @@ class Linearization:
         gradients = batched_grad([self.head], self.params, [cotangents])
         # autograd returns None for a parameter that none of these steps uses
         rows = [
-            cotangents.new_zeros(len(cotangents), param.numel()) if part is None else part.reshape(len(cotangents), -1)
+            # of the head's type: some parameters may have another
+            cotangents.new_zeros(len(cotangents), param.numel())
+            if part is None
+            else part.reshape(len(cotangents), -1).to(cotangents.dtype)
             for param, part in zip(self.params, gradients, strict=True)
         ]
         return th.cat(rows, dim=1).T
@@ -122,7 +125,7 @@ class Linearization:
         u, pulled, places = self._linear_map
         rows = tangents.T
         pieces = rows.split([param.numel() for param in self.params], dim=1)
-        cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape) for i in places]
+        cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape).to(self.params[i].dtype) for i in places]
         (products,) = batched_grad(pulled, [u], cotangents)
         assert products is not None
         return products

@@ -32,6 +32,9 @@ def main() -> None:
     """
     if find_spec("rl_zoo3") is None:
         sys.exit('rl_zoo3 is not installed: run pip install "sb3_uatrpo[zoo]"')
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(f"usage: python -m sb3_uatrpo.zoo SCRIPT ...\n{__doc__}\nSCRIPT is one of {', '.join(SCRIPTS)}.")
+        return
     if len(sys.argv) < 2 or sys.argv[1] not in SCRIPTS:
         given = repr(sys.argv[1]) if len(sys.argv) > 1 else "missing"
         print(f"the script must be one of {', '.join(SCRIPTS)}, but it is {given}", file=sys.stderr)

@@ -22,8 +22,19 @@ from sb3_uatrpo.zoo.search_space import (
     sample_uatrpo_shrinkage_params,
 )
 
-# uatrpo_shrinkage is the same class with other settings: each name has its own hyperparameter file
-ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_shrinkage": UATRPO, "trpo_matched": MatchedTRPO}
+
+class UATRPOWithShrinkage(UATRPO):
+    """
+    What the name ``uatrpo_shrinkage`` stands for: ``UATRPO`` with other defaults. They hold with ``-conf`` too, which
+    replaces the hyperparameter file of that name.
+    """
+
+    @functools.wraps(UATRPO.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch", **kwargs})
+
+
+ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_shrinkage": UATRPOWithShrinkage, "trpo_matched": MatchedTRPO}
 SAMPLERS = {
     "uatrpo": sample_uatrpo_params,
     "uatrpo_shrinkage": sample_uatrpo_shrinkage_params,
