@@ -234,40 +234,37 @@ class _Supported:
     proba_distribution: Any
 
 
-def _supported(
-    kind: Any,
-    head: Callable[[Any], Head],
-    unchecked: type[Distribution],
-    wrapped: type[th.distributions.Distribution],
-) -> dict[type[Distribution], _Supported]:
-    return {kind: _Supported(head, unchecked, wrapped, kind.log_prob, kind.proba_distribution)}
-
-
 # Exact types: a subclass may redefine its log-probability
-_SUPPORTED = {
-    **_supported(DiagGaussianDistribution, lambda _: GaussianHead(), _UncheckedGaussian, Normal),
-    **_supported(
-        SquashedDiagGaussianDistribution, lambda _: GaussianHead(TanhBijector()), _UncheckedSquashedGaussian, Normal
-    ),
-    **_supported(
-        StateDependentNoiseDistribution,
-        lambda distribution: GaussianHead(distribution.bijector),
-        _UncheckedStateDependentNoise,
-        Normal,
-    ),
-    **_supported(
-        CategoricalDistribution,
-        lambda distribution: CategoricalHead([distribution.action_dim]),
-        _UncheckedCategorical,
-        Categorical,
-    ),
-    **_supported(
-        MultiCategoricalDistribution,
-        lambda distribution: CategoricalHead(distribution.action_dims),
-        _UncheckedMultiCategorical,
-        Categorical,
-    ),
-    **_supported(BernoulliDistribution, lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
+_SUPPORTED: dict[type[Distribution], _Supported] = {
+    kind: _Supported(head, unchecked, wrapped, kind.log_prob, kind.proba_distribution)
+    for kind, head, unchecked, wrapped in (
+        (DiagGaussianDistribution, lambda _: GaussianHead(), _UncheckedGaussian, Normal),
+        (
+            SquashedDiagGaussianDistribution,
+            lambda _: GaussianHead(TanhBijector()),
+            _UncheckedSquashedGaussian,
+            Normal,
+        ),
+        (
+            StateDependentNoiseDistribution,
+            lambda found: GaussianHead(found.bijector),
+            _UncheckedStateDependentNoise,
+            Normal,
+        ),
+        (
+            CategoricalDistribution,
+            lambda found: CategoricalHead([found.action_dim]),
+            _UncheckedCategorical,
+            Categorical,
+        ),
+        (
+            MultiCategoricalDistribution,
+            lambda found: CategoricalHead(found.action_dims),
+            _UncheckedMultiCategorical,
+            Categorical,
+        ),
+        (BernoulliDistribution, lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
+    )
 }
 
 
