@@ -1,13 +1,15 @@
 """
-One thread, since the networks are small and the last digits of sums depend on the number of threads; and one build of
-wheel and sdist for all tests.
+One thread, since the networks are small and the last digits of sums depend on the number of threads; the same random
+numbers for a test whichever tests ran before it; and one build of wheel and sdist for all tests.
 """
 
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch as th
 from filelock import FileLock
@@ -15,6 +17,14 @@ from filelock import FileLock
 from tests.installing import run
 
 th.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeds():
+    """Seed the global generators, which everything without a seed of its own draws from."""
+    random.seed(0)
+    np.random.seed(0)
+    th.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
