@@ -30,14 +30,11 @@ class Sketch:
         self, n_params: int, n_projections: int, ema_beta: float, seed: int, dtype: th.dtype, device: th.device
     ) -> None:
         self.shape = (n_params, n_projections)
-        #: how many of the d coordinates belong to each parameter of the policy; empty until that is known. Floating
-        #: point, as is all of the state except the generator's
-        self.layout = th.zeros(0, dtype=th.float64, device="cpu")
         self.ema_beta = ema_beta
         self.dtype = dtype
         self.device = device
         self.generator = th.Generator().manual_seed(seed)
-        self._clear()
+        self.clear()
 
     # Matrices that belong together are replaced in one call, so that neither an interrupt nor a lack of memory can
     # leave some of them behind.
@@ -47,10 +44,18 @@ class Sketch:
     y_covariance: th.Tensor
     #: 1 - β^k after k updates: the total weight in an average that started at zero
     ema_weight: th.Tensor
+    #: how many of the d coordinates belong to each parameter of the policy; empty until that is known. Floating point,
+    #: as is all of the state except the generator's
+    layout: th.Tensor
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """
+        Discard Ω and the averages, for example to save an agent in a small file. The next update draws a new Ω, and
+        the averages start afresh.
+        """
         omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
-        vars(self).update(omega=omega, **self._zeros(omega, self.ema_beta))
+        layout = th.zeros(0, dtype=th.float64, device="cpu")
+        vars(self).update(omega=omega, layout=layout, **self._zeros(omega, self.ema_beta))
 
     @staticmethod
     def _zeros(omega: th.Tensor, ema_beta: float) -> dict[str, th.Tensor]:
@@ -110,7 +115,7 @@ class Sketch:
         if self.omega.numel() > 0:
             self._warn_of_restart(self.shape, (n_params, n_projections))
         self.shape = (n_params, n_projections)
-        self._clear()
+        self.clear()
 
     @staticmethod
     def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:

@@ -216,10 +216,7 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
 
     sketch = getattr(model, "sketch", None)
     if isinstance(sketch, Sketch):
-        # a fresh one holds nothing yet; runs that go on from models of different seeds must not draw the same Ω
-        fresh = Sketch(*sketch.shape, sketch.ema_beta, 0, sketch.dtype, sketch.device)
-        fresh.generator.set_state(sketch.generator.get_state())
-        model.sketch = fresh  # type: ignore[attr-defined]
+        sketch.clear()
     with redirect_stdout(io.StringIO()):
         manager.save_trained_model(model)
     run = Path(manager.save_path)

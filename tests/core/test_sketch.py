@@ -90,6 +90,20 @@ def test_other_parameters_of_the_same_number_start_afresh_with_a_warning():
     assert sketch.omega.numel() == 0
 
 
+def test_a_cleared_sketch_starts_afresh_without_a_warning_and_with_another_omega():
+    sketch = ready(0.9)
+    old = sketch.omega
+    sketch.update(old, old, 1.0)
+    sketch.clear()
+    assert sum(value.numel() for key, value in sketch.state_dict().items() if key != "generator") == 1
+    sketch.fit(th.tensor([1, 5]), 4, 0.9)
+    sketch.draw()
+    assert sketch.omega.shape == old.shape
+    assert not th.equal(sketch.omega, old)
+    assert not sketch.y_fisher.any()
+    assert sketch.ema_weight.item() == 0.0
+
+
 def test_state_survives_and_goes_on_identically():
     one = ready(0.9)
     one.update(one.omega, 2 * one.omega, 0.1)
