@@ -220,18 +220,22 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises NonFiniteRolloutError: if the rollout contains NaN or infinity. It is raised before anything changes,
             and is both a ``FloatingPointError`` and a ``ValueError``.
+        :raises ValueError: if a learning rate schedule returned a value that the constructor would refuse; raised before
+            the policy changes
         :raises RuntimeError: if torch records no gradients, as within ``torch.no_grad()``
         """
         if not th.is_grad_enabled():
             raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
+        self._update_learning_rate(self.policy.optimizer)
+        for group in self.policy.optimizer.param_groups:
+            check_real("learning_rate", float(group["lr"]), 0.0, low_included=True)
         actor = Actor(self.policy, self._fast_path)
         with actor.evaluation_mode():
             actor.find_params(batch.observations, len(batch))
             update = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
-        self._update_learning_rate(self.policy.optimizer)
         losses = fit_values(
             self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params, self._fast_path
         )

@@ -423,6 +423,18 @@ def test_the_learning_rate_is_that_of_the_schedule_from_the_first_minibatch_on(c
 
 
 @BOTH
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+def test_a_schedule_with_a_bad_value_changes_nothing(cls, rate):
+    model = small(cls, learning_rate=lambda progress: 1e-3 if progress == 1.0 else rate)
+    collect(model)
+    model._current_progress_remaining = 0.5
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    with pytest.raises(ValueError, match=f"learning_rate must be .*, but it is {rate}"):
+        model.train()
+    assert all(th.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+@BOTH
 def test_a_nan_in_one_entry_of_a_dict_is_named(cls):
     policy_kwargs = {"features_extractor_class": SmallCombined, "net_arch": [4]}
     model = small(cls, observation_space=DICT, policy="MultiInputPolicy", policy_kwargs=policy_kwargs)
