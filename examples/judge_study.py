@@ -8,10 +8,14 @@ by bootstrap intervals over runs. Holm's method corrects *better* and *worse* fo
 judges the runs with adversarial noise.
 
 A variant of an algorithm, such as ``uatrpo_shrinkage (uncertainty_coef=0)``, is a method of its own. After the pairs of
-the rule, each variant is compared with the methods of the rule.
+the rule, each variant is compared with the methods of the rule, and these with all other algorithms, such as PPO, whose
+runs may be in a folder of their own:
+
+    python examples/judge_study.py --folder docs/results/paper docs/results/rivals
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ import pandas as pd
 
 from sb3_uatrpo.study import (
     Estimate,
+    Record,
+    StudyError,
     bootstrap_cvar,
     difference_of_cvars,
     difference_of_means,
@@ -37,6 +43,8 @@ KAPPA = 0.2
 ALPHA = 0.05
 # "no worse": the lower end of the interval is a loss of less than this fraction of the other method's mean
 MARGIN = 0.1
+# Bootstrap intervals of fewer runs are too narrow
+FEW = 5
 
 Difference = Callable[..., Estimate]
 STATISTICS: dict[str, Difference] = {
@@ -46,9 +54,11 @@ STATISTICS: dict[str, Difference] = {
 
 
 def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
-    """The pairs of the rule; then each variant against each method of the rule."""
-    variants = sorted(method for method in methods if " (" in method)
-    return [*PAIRS, *((variant, plain) for variant in variants for plain in METHODS if plain in methods)]
+    """The pairs of the rule; each variant against each method of the rule; each of these against each other method."""
+    plain = [method for method in METHODS if method in methods]
+    variants = sorted(method for method in methods if method.partition(" (")[0] in METHODS and method not in METHODS)
+    others = sorted(methods.difference(METHODS, variants))
+    return [*PAIRS, *itertools.product(variants, plain), *((ours, other) for other in others for ours in plain)]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -172,20 +182,33 @@ def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
 
 def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("docs/results/paper"))
+    parser.add_argument(
+        "--folder", type=Path, nargs="+", default=[Path("docs/results/paper")], help="folders of studies"
+    )
     parser.add_argument("--noise", type=float, default=0.0, help="adversarial noise of the runs")
     options = parser.parse_args(args)
-    records, bad = read_records(options.folder / "records")
-    if not records:
-        parser.error(f"--folder: there are no records in {options.folder / 'records'}")
-    for path, reason in bad:
-        print(f"left out {path.name}: {reason}")
-    runs = tabulate_runs(records)
+    # a run that is in several folders counts once
+    records: dict[str, Record] = {}
+    for folder in options.folder:
+        found, bad = read_records(folder / "records")
+        if not found:
+            parser.error(f"--folder: there are no records in {folder / 'records'}")
+        for path, reason in bad:
+            print(f"left out {path.name}: {reason}")
+        records |= {record.spec.key(): record for record in found}
+    try:
+        runs = tabulate_runs(list(records.values()))
+    except StudyError as error:
+        parser.error(f"--folder: {error}")
     runs = runs[runs.final_return.notna() & (runs.variant == (f"noise={options.noise:g}" if options.noise else ""))]
     if runs.empty:
-        parser.error(f"--noise: there are no finished runs with noise {options.noise:g} in {options.folder}")
+        parser.error(
+            f"--noise: there are no finished runs with noise {options.noise:g} in {', '.join(map(str, options.folder))}"
+        )
     groups = dict(list(runs.groupby(["environment", "algorithm"])))
     print(overview(groups))
+    if min(map(len, groups.values())) < FEW:
+        print(f"\nWith fewer than {FEW} runs, intervals are too narrow, and verdicts are hints at most.")
     returns = {key: group.final_return.to_numpy() for key, group in groups.items()}
     judged: dict[str, dict[tuple[str, str], pd.DataFrame]] = {name: {} for name in STATISTICS}
     for ours, theirs in pairs_of({method for _, method in returns}):

@@ -220,8 +220,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises NonFiniteRolloutError: if the rollout contains NaN or infinity. It is raised before anything changes,
             and is both a ``FloatingPointError`` and a ``ValueError``.
-        :raises ValueError: if a learning rate schedule returned a value that the constructor would refuse; raised before
-            the policy changes
+        :raises ValueError: if a learning rate schedule returned a value that the constructor would refuse. It is raised
+            before the policy changes.
         :raises RuntimeError: if torch records no gradients, as within ``torch.no_grad()``
         """
         if not th.is_grad_enabled():

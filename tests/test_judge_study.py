@@ -145,3 +145,22 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path), "--noise", "2"])
     assert "no finished runs with noise 2" in capsys.readouterr().err
+
+
+def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
+    for seed in range(5):
+        write_record(make_record("uatrpo", seed=seed, final=200.0 + seed), tmp_path / "ours" / "records")
+    for seed in range(3):
+        for folder in ("theirs", "copy"):
+            write_record(make_record("ppo", seed=seed, final=100.0 + seed), tmp_path / folder / "records")
+    main(["--folder", str(tmp_path / "ours")])
+    assert "fewer than 5 runs" not in capsys.readouterr().out
+    main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
+    printed = capsys.readouterr().out
+    assert "| uatrpo against ppo | better: +101 (" in printed
+    assert "ppo | 3 | 101 ± 1 " in printed
+    assert "fewer than 5 runs" in printed
+    write_record(make_record("ppo", seed=9, n_timesteps=77_000), tmp_path / "copy" / "records")
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path / "ours"), str(tmp_path / "copy")])
+    assert "--folder: " in capsys.readouterr().err
