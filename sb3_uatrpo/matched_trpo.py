@@ -23,7 +23,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
     Trust Region Policy Optimization (TRPO) as a matched baseline for UATRPO
 
     Batch, Fisher matrix, subsampling, line search, critic, logging and adversarial noise are UATRPO's, so that the two
-    methods differ only in what the paper changes. As TRPO is usually written,
+    methods differ only in what the paper changes. The direction and its length are those of TRPO as it is usually
+    written:
 
     .. math:: (\hat F+\text{damping}\cdot I)\,v=\hat g \text{ by conjugate gradients}, \qquad
         \eta=\sqrt{2\delta_{KL}\,/\,v'(\hat F+\text{damping}\cdot I)v}

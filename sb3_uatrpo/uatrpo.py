@@ -48,13 +48,15 @@ class UATRPO(TrustRegionAlgorithm):
     :param batch_size: Minibatch size for the value function
     :param gamma: Discount factor γ, in [0, 1]
     :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
-    :param trust_region_delta: δ_UA > 0, size of the trust region in nats; it bounds the KL divergence and the
-        uncertainty penalty together
+    :param trust_region_delta: δ_UA > 0, size of the trust region in nats. Without ``shrinkage`` it bounds the KL
+        divergence and the uncertainty penalty together; with it, their sum may reach δ_UA/(1-ρ). Not used with
+        ``target_kl``.
     :param uncertainty_coef: c ≥ 0, weight of the gradient's covariance Σ relative to the Fisher matrix F; 0 gives
         TRPO's trust region
     :param confidence_alpha: α in (0, 1); the uncertainty set misses the true gradient with probability at most α
-    :param n_projections: m ≥ 1, number of random projections; the step lies in a subspace of at most m dimensions. With
-        as many as there are actor parameters, or more, the direction is the exact pseudo-inverse solution.
+    :param n_projections: m ≥ 1, number of random projections. Without ``shrinkage``, the step lies in a subspace of at
+        most m dimensions; with as many as there are actor parameters, or more, the direction is then the exact
+        pseudo-inverse solution.
     :param ema_beta: β in [0, 1), weight of the past in the moving averages of the projections; 0 uses the current
         batch alone and stores no average
     :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (for each environment, the
