@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common import distributions, policies
 from stable_baselines3.common.distributions import (
     BernoulliDistribution,
     CategoricalDistribution,
@@ -19,6 +20,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
+from torch.distributions import Bernoulli, Categorical, Normal
 
 from sb3_uatrpo.core.array_mlp import Array
 from sb3_uatrpo.hooks import forward_hooks
@@ -35,6 +37,20 @@ from sb3_uatrpo.plain_mlp import (
 
 Observations = np.ndarray | dict[str, np.ndarray]
 
+#: A policy with more bytes of parameters acts itself: comparing them all at each step would take longer than is saved.
+MAX_PARAMETER_BYTES = 4 * 2**20
+#: What acting repeats instead of calling it, as owner and name, by distribution; recorded before anyone can replace it.
+_REPEATED: dict[type[Distribution], list[tuple[Any, str]]] = {
+    kind: [(policies, "preprocess_obs"), (distributions, sampled_by.__name__), (sampled_by, method)]
+    for kind, sampled_by, method in (
+        (DiagGaussianDistribution, Normal, "rsample"),
+        (CategoricalDistribution, Categorical, "sample"),
+        (MultiCategoricalDistribution, Categorical, "sample"),
+        (BernoulliDistribution, Bernoulli, "sample"),
+    )
+}
+_OWN = {place: getattr(*place) for places in _REPEATED.values() for place in places}
+
 
 class ActingMLP:
     """
@@ -42,8 +58,8 @@ class ActingMLP:
 
     It draws the actions that the policy would draw, from the same random stream. Values and log-probabilities come from
     the copy, so they are those of the policy that acted, even if the policy has changed since. Changes are detected by
-    comparing the parameters themselves, so no way of changing them goes unnoticed, and by looking at each place where a
-    policy's parts or methods could be replaced.
+    comparing the parameters themselves, so no way of changing them goes unnoticed, and by looking at each place where
+    the parts and methods that a policy acts with could be replaced.
 
     :param mlp: a plain MLP on the CPU, in evaluation mode
     """
@@ -94,7 +110,13 @@ class ActingMLP:
         :return: the copy that acts in place of the policy; None if the policy has to act itself
         """
         mlp = PlainMLP.recognise(policy)
-        if mlp is None or not mlp.is_numpy_compatible or not mlp.steps_are_independent or policy.squash_output:
+        if (
+            mlp is None
+            or not mlp.runs_on_arrays
+            or policy.squash_output
+            or any(getattr(*place) is not _OWN[place] for place in _REPEATED[type(policy.action_dist)])
+            or sum(param.nbytes for param in (*mlp.actor_params, *mlp.critic_params)) > MAX_PARAMETER_BYTES
+        ):
             return None
         acting = ActingMLP(mlp)
         return acting if fast_path.is_proven(acting.differences(observations)) else None
@@ -194,7 +216,7 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
     Every part of a policy, as the dict that holds it, its key there, and the part itself; and every place, still empty,
     where a method of the policy, its modules or its distribution could be replaced.
     """
-    for name in ("action_dist", "normalize_images", "_squash_output"):
+    for name in ("action_dist", "normalize_images", "_squash_output", "share_features_extractor"):
         yield vars(policy), name, getattr(policy, name)
     for name in POLICY_METHODS:
         yield vars(policy), name, None
@@ -203,7 +225,8 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
     for name in EXTRACTOR_METHODS:
         yield vars(policy.mlp_extractor), name, None
     for module in policy.modules():
-        yield vars(module), "forward", None
+        for name in ("forward", "_compiled_call_impl"):
+            yield vars(module), name, None
         for values in (module._modules, module._parameters):
             for name, part in values.items():
                 yield values, name, part
@@ -214,10 +237,13 @@ def _parts_of(policy: ActorCriticPolicy) -> Iterator[tuple[dict, str, Any]]:
                     yield vars(module), name, value
 
 
-def _class_methods(policy: ActorCriticPolicy) -> list[tuple[type, str]]:
-    """The methods that a policy's, its modules' and its distribution's classes define, each as class and name."""
-    methods: list[tuple[type, str]] = [(type(policy), name) for name in POLICY_METHODS]
-    methods.append((BaseModel, "extract_features"))
+def _class_methods(policy: ActorCriticPolicy) -> list[tuple[Any, str]]:
+    """
+    The methods that a policy's, its modules' and its distribution's classes define, and what acting repeats; each as
+    owner and name.
+    """
+    methods: list[tuple[Any, str]] = [(type(policy), name) for name in POLICY_METHODS]
+    methods += [(BaseModel, "extract_features"), *_REPEATED[type(policy.action_dist)]]
     methods += [(type(policy.action_dist), name) for name in DISTRIBUTION_METHODS]
     methods += [(type(policy.mlp_extractor), name) for name in EXTRACTOR_METHODS]
     return methods + [(kind, "forward") for kind in {type(module) for module in policy.modules()}]

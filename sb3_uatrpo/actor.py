@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch as th
@@ -18,7 +19,7 @@ from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
 from sb3_uatrpo.heads import check_distribution, head_of, unchecked
 from sb3_uatrpo.hooks import GradientHooks
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, same_but_for_rounding
 
 
 class Actor:
@@ -28,15 +29,15 @@ class Actor:
     Use it within ``evaluation_mode``, and call ``find_params`` before anything else.
 
     :param policy: any actor-critic policy of Stable-Baselines3
-    :param fast_path: decides whether products are computed layer by layer
+    :param fast_path: decides whether the products of a plain MLP are computed layer by layer
     :raises UnsupportedDistributionError: if the policy's action distribution is not supported
     """
 
-    def __init__(self, policy: ActorCriticPolicy, fast_path: FastPath | None = None) -> None:
+    def __init__(self, policy: ActorCriticPolicy, fast_path: FastPath) -> None:
         self.policy = policy
         self.head = head_of(policy.action_dist)
         self._kind = type(policy.action_dist)
-        self._fast_path = fast_path or FastPath()
+        self._fast_path = fast_path
         self._mlp = PlainMLP.recognise(policy)
         self._gradient_hooks = GradientHooks(policy)
         #: θ_k in parts, in the policy's order
@@ -114,7 +115,7 @@ class Actor:
         self.params = tuple(param for param, known in zip(candidates, used, strict=True) if known)
         if self._mlp is not None and not (
             set(self.params) <= set(self._mlp.actor_params)
-            and self._fast_path.for_update(self._heads_of(self._mlp, observations, n_steps), th.cat(heads))
+            and self._fast_path.is_proven(self._differences(self._mlp, observations, th.cat(heads)))
         ):
             self._mlp = None
 
@@ -173,10 +174,12 @@ class Actor:
         check_distribution(distribution, self._kind)
         return self.head.vector(distribution)
 
-    def _heads_of(self, mlp: PlainMLP, observations: th.Tensor | TensorDict, n_steps: int) -> th.Tensor:
+    def _differences(self, mlp: PlainMLP, observations: th.Tensor | TensorDict, heads: th.Tensor) -> list[str]:
+        """Names of the outputs in which the layers differ from the policy, whose heads these are."""
         with th.no_grad():
-            parts = (rows_of(observations, part) for part in self._parts(n_steps))
-            return th.cat([mlp.linearize(part, (), self.head)[0] for part in parts])
+            parts = (rows_of(observations, part) for part in self._parts(len(heads)))
+            ours = th.cat([mlp.linearize(part, (), self.head)[0] for part in parts])
+        return [] if same_but_for_rounding(ours, heads) else ["the action distribution"]
 
     def heads(self, batch: Batch) -> th.Tensor:
         """
@@ -222,20 +225,22 @@ class Actor:
         """
         if not self._gradient_hooks:
             return estimates.gradient()
-        total = th.zeros(self.n_params, dtype=self.params[0].dtype, device=self.params[0].device)
+
+        def of_part(part: slice) -> th.Tensor:
+            steps = batch[part]
+            # the policy's own graph, to which the hooks are attached, and not that of a plain MLP
+            head = self._head_vector(steps.observations)
+            scores = steps.advantages[:, None] * self.head.score(head.detach(), steps.actions)
+            gradients = th.autograd.grad(head, self.params, scores / len(batch), allow_unused=True)
+            flat = [
+                # of the head's type: some parameters may have another
+                (th.zeros_like(param) if gradient is None else gradient).flatten().to(head.dtype)
+                for param, gradient in zip(self.params, gradients, strict=True)
+            ]
+            return th.cat(flat).detach()
+
         with self._gradient_hooks.put_back():
-            for part in estimates.parts:
-                steps = batch[part]
-                # the policy's own graph, to which the hooks are attached, and not that of a plain MLP
-                head = self._head_vector(steps.observations)
-                scores = steps.advantages[:, None] * self.head.score(head.detach(), steps.actions)
-                gradients = th.autograd.grad(head, self.params, scores / len(batch), allow_unused=True)
-                flat = [
-                    param.new_zeros(param.numel()) if gradient is None else gradient.flatten()
-                    for param, gradient in zip(self.params, gradients, strict=True)
-                ]
-                total += th.cat(flat)
-        return total
+            return reduce(th.add, map(of_part, estimates.parts))
 
     @contextmanager
     def moving_along(self, step: th.Tensor) -> Iterator[Callable[[float], None]]:

@@ -29,7 +29,7 @@ def fit_values(
     batch_size: int,
     n_epochs: int,
     actor_params: tuple[th.Tensor, ...],
-    fast_path: FastPath | None = None,
+    fast_path: FastPath,
 ) -> list[float]:
     """
     Minimise the mean of (V(s_i) - R_i)² over minibatches of the rollout, with the policy's optimizer.
@@ -48,16 +48,16 @@ def fit_values(
     acting = set(actor_params)
     params = [param for param in policy.parameters() if param.requires_grad and param not in acting]
     losses: list[float] = []
-    # An optimizer neither moves nor decays a parameter without a gradient
     policy.optimizer.zero_grad()
+    for param in policy.parameters():
+        # An optimizer neither moves nor decays a parameter without a gradient, and some keep zeros in zero_grad
+        param.grad = None
     if not params or n_epochs == 0:
         return losses
     general = _GraphGradients(policy, params)
     gradients: _GraphGradients | _ArrayGradients = general
     on_arrays = _ArrayGradients.of(policy, rollout_buffer, params)
-    if on_arrays is not None and (fast_path or FastPath()).is_proven(
-        on_arrays.differences(general, rollout_buffer, batch_size)
-    ):
+    if on_arrays is not None and fast_path.is_proven(on_arrays.differences(general, rollout_buffer, batch_size)):
         gradients = on_arrays
     with _fused_adam(policy.optimizer):
         for _ in range(n_epochs):
@@ -126,12 +126,12 @@ class _ArrayGradients:
         mlp = PlainMLP.recognise(policy)
         if (
             mlp is None
-            or not (mlp.is_numpy_compatible and mlp.steps_are_independent)
+            or not mlp.runs_on_arrays
             or set(params) != set(mlp.critic_params)
             or len(params) != len(mlp.critic_params)
             or GradientHooks(policy)
             or any(True for param in params for _ in _accumulation_hooks(param))
-            or not is_sb3s_own(rollout_buffer, "get", "_get_samples")
+            or not is_sb3s_own(rollout_buffer, "get", "_get_samples", "to_torch")
         ):
             return None
         found = _ArrayGradients(mlp)
@@ -207,7 +207,9 @@ def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
     """The first observations of a buffer, flattened or not, in the form that the policy takes."""
 
     def first(array: np.ndarray) -> th.Tensor:
-        rows = array if rollout_buffer.generator_ready else array.reshape(-1, *array.shape[2:])
+        # not -1, which is undefined for arrays without elements
+        n_total = rollout_buffer.buffer_size * rollout_buffer.n_envs
+        rows = array if rollout_buffer.generator_ready else array.reshape(n_total, *array.shape[2:])
         return th.as_tensor(rows[:n_rows], device=rollout_buffer.device)
 
     observations: Any = rollout_buffer.observations

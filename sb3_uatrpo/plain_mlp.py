@@ -2,9 +2,9 @@
 The one fast path: the standard MLP policy, taken apart into its tensors.
 
 The faster code for acting and evaluation in rollouts, for products with J and for the critic's gradients is correct for
-this network alone. So the network is recognised by its structure, down to the exact type of each layer, and then
-checked by value: at each rollout and at each update, its outputs on real observations are compared with the policy's
-own. A policy that is not recognised, or differs, takes the general code path.
+this network alone. So the network is recognised by its structure, down to the exact type and methods of each layer, and
+then checked by value: its outputs are compared with the policy's own, at the observations that each rollout starts from
+and at those of each update. A policy that is not recognised, or differs, takes the general code path.
 """
 
 import copy
@@ -23,7 +23,12 @@ from stable_baselines3.common.distributions import (
     MultiCategoricalDistribution,
 )
 from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    MlpExtractor,
+)
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
@@ -83,6 +88,7 @@ POLICY_METHODS = (
     "_get_action_dist_from_latent",
 )
 _POLICY = _methods(ActorCriticPolicy, POLICY_METHODS)
+_EXTRACTOR = _methods(MlpExtractor, EXTRACTOR_METHODS)
 #: And for the modules that a standard MLP consists of.
 _FORWARD: dict[type[nn.Module], Any] = {
     kind: kind.forward
@@ -159,14 +165,14 @@ class PlainMLP:
         ):
             return None
         extractor = policy.mlp_extractor
-        features_extractors = (policy.pi_features_extractor, policy.vf_features_extractor)
         if (
             type(extractor) is not MlpExtractor
+            or _methods(MlpExtractor, EXTRACTOR_METHODS) != _EXTRACTOR
             or vars(extractor).keys() & set(EXTRACTOR_METHODS)
             or any(type(net) is not nn.Sequential for net in (extractor.policy_net, extractor.value_net))
             or _DISTRIBUTIONS.get(type(policy.action_dist)) != _methods(type(policy.action_dist), DISTRIBUTION_METHODS)
             or any(hasattr(type(policy.action_dist), name) for name in vars(policy.action_dist))
-            or any(True for features in features_extractors for _ in features.parameters())
+            or any(True for features in _features_extractors(policy) for _ in features.parameters())
         ):
             return None
         actor = _chain([*extractor.policy_net, policy.action_net])
@@ -196,23 +202,20 @@ class PlainMLP:
         return [param for dense in self.critic for param in dense.params]
 
     @property
-    def is_numpy_compatible(self) -> bool:
-        """Whether NumPy can compute on the memory of the parameters."""
-        return all(
-            param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous()
-            for param in (*self.actor_params, *self.critic_params)
-        )
-
-    @property
-    def steps_are_independent(self) -> bool:
-        """Whether the features of a step depend on that step alone, and no hook is attached to the extractors."""
-        return all(
-            type(extractor) in (FlattenExtractor, CombinedExtractor)
+    def runs_on_arrays(self) -> bool:
+        """
+        Whether NumPy can compute on the memory of the parameters, on features that actor and critic share: the
+        observation of each step by itself, flattened. Nothing may be compiled or have a hook.
+        """
+        flattened = {_flattened(extractor) for extractor in _features_extractors(self.policy)}
+        return (
+            len(flattened) == 1
+            and None not in flattened
             and all(
-                type(module) in (type(extractor), nn.Flatten, nn.ModuleDict) and _is_unmodified(module)
-                for module in extractor.modules()
+                param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() and param.numel() > 0
+                for param in (*self.actor_params, *self.critic_params)
             )
-            for extractor in (self.policy.pi_features_extractor, self.policy.vf_features_extractor)
+            and not any(module._compiled_call_impl for module in self.policy.modules())
         )
 
     def copied(self) -> "PlainMLP":
@@ -237,7 +240,7 @@ class PlainMLP:
     def features(self, observations: PyTorchObs) -> th.Tensor:
         """
         :param observations: observations of n steps
-        :return: the features that both chains start from, shape ``(n, i)``
+        :return: the features that the actor starts from, and with ``runs_on_arrays`` the critic, too; shape ``(n, i)``
         """
         return BaseModel.extract_features(self.policy, observations, self.policy.pi_features_extractor)
 
@@ -310,6 +313,22 @@ class PlainMLP:
         distribution = copy.copy(self.policy.action_dist)
         vector = head.vector(_with_parameters(distribution, inputs, leaf(self.log_std)))
         return vector, tuple(leaves[param] for param in params), tuple(layers)
+
+
+def _features_extractors(policy: ActorCriticPolicy) -> list[BaseFeaturesExtractor]:
+    """All that the methods of a policy use."""
+    extractors = [policy.pi_features_extractor, policy.vf_features_extractor]
+    return [*extractors, policy.features_extractor] if policy.share_features_extractor else extractors
+
+
+def _flattened(extractor: BaseFeaturesExtractor) -> tuple[str, ...] | None:
+    """What an extractor flattens: the keys of a dict, or nothing else than the observation; None if it does more."""
+    kind = type(extractor)
+    if kind not in (FlattenExtractor, CombinedExtractor) or not all(
+        type(module) in (kind, nn.Flatten, nn.ModuleDict) and _is_unmodified(module) for module in extractor.modules()
+    ):
+        return None
+    return tuple(extractor.extractors) if isinstance(extractor, CombinedExtractor) else ()
 
 
 def _through(chain: Iterable[Dense], inputs: th.Tensor) -> th.Tensor:
@@ -424,14 +443,6 @@ class FastPath:
 
     def __init__(self) -> None:
         self._has_warned = False
-
-    def for_update(self, ours: th.Tensor, theirs: th.Tensor) -> bool:
-        """
-        :param ours: head vectors at all steps of the batch, computed from the layers
-        :param theirs: the same, computed by the policy itself
-        :return: whether products may be computed layer by layer
-        """
-        return self.is_proven([] if same_but_for_rounding(ours, theirs) else ["the action distribution"])
 
     def is_proven(self, differences: list[str]) -> bool:
         """

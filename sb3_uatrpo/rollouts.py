@@ -83,7 +83,6 @@ class DeferredEvaluation:
     def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
         self._acting = acting
         self._buffer = rollout_buffer
-        self._add = type(rollout_buffer).add
         #: steps that no callback has read, each with its position in the buffer. Pairs, since an interrupt could come
         #: between additions to two lists.
         self._unread: list[tuple[int, StepEvaluation]] = []
@@ -95,7 +94,7 @@ class DeferredEvaluation:
         :return: the values and log-probabilities, if a callback has read them or a user's own ``add`` will read them;
             otherwise None for both, and ``fill`` writes them later
         """
-        if step.was_read or "add" in vars(self._buffer) or type(self._buffer).add is not self._add:
+        if step.was_read or not is_sb3s_own(self._buffer, "add"):
             return step.find()
         # bounds the memory of the copies
         self._n_bytes += _n_bytes(step.observations)

@@ -16,7 +16,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 #: The methods of Stable-Baselines3's classes, recorded before anyone can replace them
 _OWN_METHODS: dict[str, list[Any]] = {
     name: [getattr(cls, name) for cls in (RolloutBuffer, DictRolloutBuffer)]
-    for name in ("add", "compute_returns_and_advantage", "get", "_get_samples")
+    for name in ("add", "compute_returns_and_advantage", "get", "_get_samples", "to_torch")
 }
 
 

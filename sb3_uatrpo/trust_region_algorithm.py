@@ -3,6 +3,8 @@
 import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -13,9 +15,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from torch import nn
 
 from sb3_uatrpo.actor import Actor
-from sb3_uatrpo.actor_update import ActorUpdate, Direction, Length, PolicyEstimates
+from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
 from sb3_uatrpo.arguments import check_bool, check_integer, check_real
 from sb3_uatrpo.batch import Batch, count_trajectories, rollout_batch
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
@@ -36,6 +39,23 @@ def _two_observations(space: spaces.Space) -> np.ndarray:
     numbers = np.arange(np.prod(shape)).reshape(shape)
     values = 0.25 + 0.2 * np.cos(numbers) if np.issubdtype(space.dtype, np.floating) else numbers % 3
     return values.clip(space.low, space.high).astype(space.dtype)
+
+
+@contextmanager
+def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Within this context, networks may count or average what they see; afterwards, they have not seen it."""
+    kept = [
+        (each._buffers, name, value, value.clone())
+        for each in module.modules()
+        for name, value in each._buffers.items()
+        if value is not None
+    ]
+    try:
+        yield
+    finally:
+        with th.no_grad():
+            for buffers, name, value, numbers in kept:
+                buffers[name] = value.copy_(numbers)
 
 
 class TrustRegionAlgorithm(DeferredRollouts):
@@ -140,8 +160,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
             else _two_observations(space)
         )
         observations = obs_as_tensor(steps, self.device)
-        actor = Actor(self.policy)
-        with actor.evaluation_mode():
+        actor = Actor(self.policy, self._fast_path)
+        with _unchanged_buffers(self.policy), actor.evaluation_mode():
             try:
                 actor.find_params(observations, 2)
             except (UnsupportedDistributionError, Warning):
@@ -233,7 +253,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         actor = Actor(self.policy, self._fast_path)
         with actor.evaluation_mode():
             actor.find_params(batch.observations, len(batch))
-            update = self._update_actor(actor, batch)
+            found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
         losses = fit_values(
@@ -244,39 +264,43 @@ class TrustRegionAlgorithm(DeferredRollouts):
             with actor.evaluation_mode():
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
         self._n_updates += 1
-        self._log({**update.diagnostics, **self._diagnose_critic(losses), **drift})
+        self._log({**found, **self._diagnose_critic(losses), **drift})
 
-    def _update_actor(self, actor: Actor, batch: Batch) -> ActorUpdate:
-        """Find a step and move the actor along it as far as the line search allows."""
+    def _update_actor(self, actor: Actor, batch: Batch) -> dict[str, float]:
+        """
+        Find a step and move the actor along it as far as the line search allows.
+
+        :return: values to log, by name
+        """
         unchanged = Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
         n_trajectories = count_trajectories(self.rollout_buffer)
+        known: dict[str, float] = {"n_trajectories": n_trajectories}
 
         def warn(reason: str) -> None:
             warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=5)
 
-        def refused(reason: str, diagnostics: dict[str, float]) -> ActorUpdate:
+        def refused(reason: str) -> dict[str, float]:
             warn(reason)
-            return ActorUpdate.refused(reason, unchanged, diagnostics)
+            return known | diagnose_step(unchanged, 0.0)
 
-        known: dict[str, float] = {"n_trajectories": n_trajectories}
         if not actor.params:
-            return refused("the actor has no trainable parameters", known)
+            return refused("the actor has no trainable parameters")
         estimates = self._estimate(actor, batch, n_trajectories)
         direction = self._find_direction(estimates)
         known |= direction.diagnostics
         if not bool(direction.vector.isfinite().all()):
-            return refused("the update direction is not finite", known)
+            return refused("the update direction is not finite")
         if not bool(direction.vector.any()):
-            return refused("the update direction is zero", known)
+            return refused("the update direction is zero")
         length = self._find_length(direction, estimates)
         if not math.isfinite(length.eta):
-            return refused("the trust region does not bound the update direction", known)
+            return refused("the trust region does not bound the update direction")
         known |= length.diagnostics
         max_kl = self.line_search_kl_factor * length.kl_estimated
         result = self._search(actor, batch, estimates, length.eta * direction.vector, max_kl)
         if result.accepted is None and not math.isfinite(result.proposed.kl):
             warn("the KL divergence of the full step is not finite, and no shorter step was accepted")
-        return ActorUpdate.after_line_search(result, length.kl_estimated, unchanged, known)
+        return known | diagnose_line_search(result, length.kl_estimated, unchanged)
 
     def _estimate(self, actor: Actor, batch: Batch, n_trajectories: int) -> PolicyEstimates:
         whole = actor.estimates(batch)

@@ -243,8 +243,8 @@ class UATRPO(TrustRegionAlgorithm):
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         gradient = estimates.gradient
         sketch = self.sketch
-        n_projections = self._projections_that_fit(len(gradient), sketch.dtype, known=sketch.shape[1])
-        sketch.fit(estimates.layout, n_projections, self.ema_beta)
+        n_projections = self._projections_that_fit(len(gradient), gradient.dtype, known=sketch.shape[1])
+        sketch.fit(estimates.layout, n_projections, self.ema_beta, gradient.dtype)
         sketch.draw()
         fisher, covariance = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}

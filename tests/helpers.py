@@ -11,6 +11,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from sb3_uatrpo import plain_mlp
 from tests.reference import DoublePolicy, actor_parameters, flat
 
 ACTION_SPACES: dict[str, spaces.Space] = {
@@ -111,9 +112,11 @@ def spread_out(policy: th.nn.Module) -> None:
 
 
 def scale_latents(monkeypatch, method: str) -> None:
-    """Change a method of Stable-Baselines3's class, which no look at the policy's structure can notice."""
+    """Change a method of Stable-Baselines3's class, and have it taken for its own, so that only the values differ."""
     latents = getattr(MlpExtractor, method)
     monkeypatch.setattr(MlpExtractor, method, lambda self, features: 1.1 * latents(self, features))
+    now = [getattr(MlpExtractor, name) for name in plain_mlp.EXTRACTOR_METHODS]
+    monkeypatch.setattr(plain_mlp, "_EXTRACTOR", now)
 
 
 def collect(model) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor, _TwiceDifferentiableAttention
 from sb3_uatrpo.batch import rollout_batch
+from sb3_uatrpo.plain_mlp import FastPath
 from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, make_model
 from tests.reference import DoubleMultiInputPolicy, actor_parameters, log_prob, policy_gradient, torch_distribution
 
@@ -19,7 +20,7 @@ def prepared(action_space="box", **kwargs):
     """A model with a rollout, its batch, and its actor."""
     model = make_model(UATRPO, action_space, n_envs=2, n_projections=4, **kwargs)
     collect(model)
-    return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy)
+    return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy, FastPath())
 
 
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
@@ -80,7 +81,7 @@ def test_the_policy_is_as_it_was_afterwards():
     policy = model.policy
     hook = policy.action_net.weight.register_hook(lambda gradient: None)
     module_hook = policy.action_net.register_full_backward_hook(lambda *args: None)
-    actor = Actor(policy)
+    actor = Actor(policy, FastPath())
     for training in (True, False):
         policy.set_training_mode(training)
         distribution, hooks = policy.action_dist, policy.action_net.weight._backward_hooks

@@ -7,7 +7,7 @@ import pytest
 from stable_baselines3.common.logger import HumanOutputFormat
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.actor_update import ActorUpdate, Status
+from sb3_uatrpo.actor_update import diagnose_line_search
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult
 from tests.helpers import collect, logged, make_model
 
@@ -16,12 +16,7 @@ UNCHANGED = Evaluation(objective=0.5, kl=0.0)
 
 def test_an_accepted_update():
     result = LineSearchResult(0.8, Evaluation(2.0, 0.04), Evaluation(1.0, 0.02))
-    update = ActorUpdate.after_line_search(result, 0.02, UNCHANGED, {"radius_squared": 3.0})
-    assert (update.status, update.reason) == (Status.ACCEPTED, "")
-    assert update.proposed == Evaluation(2.0, 0.04)
-    assert update.reached == Evaluation(1.0, 0.02)
-    assert update.diagnostics == {
-        "radius_squared": 3.0,
+    assert diagnose_line_search(result, 0.02, UNCHANGED) == {
         "kl_estimated": 0.02,
         "kl_proposed": 0.04,
         "kl_ratio": 2.0,
@@ -33,21 +28,14 @@ def test_an_accepted_update():
 
 
 def test_a_line_search_that_failed():
-    update = ActorUpdate.after_line_search(
-        LineSearchResult(0.0, Evaluation(math.nan, math.inf), None), 0.02, UNCHANGED, {}
-    )
-    assert update.status is Status.LINE_SEARCH_FAILED
-    assert update.reached == UNCHANGED
-    assert "kl_proposed" not in update.diagnostics
-    assert update.diagnostics["step_fraction"] == update.diagnostics["is_line_search_success"] == 0.0
-
-
-def test_a_refused_update():
-    update = ActorUpdate.refused("the update direction is zero", UNCHANGED, {"n_trajectories": 2.0})
-    assert (update.status, update.reason) == (Status.REFUSED, "the update direction is zero")
-    assert update.proposed is None
-    assert update.diagnostics["n_trajectories"] == 2.0
-    assert "kl_estimated" not in update.diagnostics
+    result = LineSearchResult(0.0, Evaluation(math.nan, math.inf), None)
+    assert diagnose_line_search(result, 0.02, UNCHANGED) == {
+        "kl_estimated": 0.02,
+        "policy_objective": UNCHANGED.objective,
+        "kl_divergence_loss": 0.0,
+        "step_fraction": 0.0,
+        "is_line_search_success": 0.0,
+    }
 
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])

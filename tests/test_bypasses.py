@@ -12,10 +12,11 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import callbacks as cb
+from stable_baselines3.common import distributions, policies
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
-from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel, MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -23,9 +24,9 @@ from torch.nn.modules import module as torch_module
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.plain_mlp import PlainMLP
+from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
 from tests import helpers
-from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, make_model, spread_out
+from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, logged, make_model, spread_out
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
 from tests.test_update import check_updates
@@ -385,13 +386,94 @@ class StartsAtZero(NoiseEnv):
         (BaseModel, "extract_features", 0.1),
         (nn.Linear, "forward", 1.0),
         (nn.Tanh, "forward", 0.5),
+        (MlpExtractor, "forward_actor", 0.1),
+        (MlpExtractor, "forward_critic", 0.1),
+        (policies, "preprocess_obs", 0.1),
     ],
 )
 def test_a_class_patched_before_the_rollout_need_not_show_at_its_first_observation(kind, name, bound, monkeypatch):
     own = getattr(kind, name)
     monkeypatch.setattr(helpers, "NoiseEnv", StartsAtZero)
-    monkeypatch.setattr(kind, name, lambda *args: own(*args).clamp(-bound, bound))
+    monkeypatch.setattr(kind, name, lambda *args, **kwargs: own(*args, **kwargs).clamp(-bound, bound))
     as_sb3()
+
+
+@pytest.mark.parametrize("place", [distributions, th.distributions], ids=["sb3", "torch"])
+@pytest.mark.parametrize(
+    ("action_space", "name", "method"),
+    [
+        ("box", "Normal", "rsample"),
+        ("discrete", "Categorical", "sample"),
+        ("multi_discrete", "Categorical", "sample"),
+        ("multi_binary", "Bernoulli", "sample"),
+    ],
+)
+def test_another_sampler_draws_the_actions(place, action_space, name, method, monkeypatch):
+    """The mode, which the comparison at the start of a rollout looks at, is as before."""
+    kind = getattr(th.distributions, name)
+    own = getattr(kind, method)
+
+    def first_drawn(self, *args):
+        return th.zeros_like(own(self, *args))
+
+    if place is distributions:
+        monkeypatch.setattr(distributions, name, type(name, (kind,), {method: first_drawn}))
+    else:
+        monkeypatch.setattr(kind, method, first_drawn)
+    ours, _ = as_sb3(action_space=action_space)
+    assert not ours.rollout_buffer.actions.any()
+
+
+class Clamped(FlattenExtractor):
+    def forward(self, observations):
+        return super().forward(observations).clamp(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("name", ["features_extractor", "pi_features_extractor", "vf_features_extractor"])
+def test_another_features_extractor_is_used(name, share, monkeypatch):
+    monkeypatch.setattr(helpers, "NoiseEnv", StartsAtZero)
+    as_sb3(
+        lambda policy: setattr(policy, name, Clamped(policy.observation_space)),
+        policy_kwargs={"net_arch": [4], "share_features_extractor": share},
+    )
+
+
+class SeesMore(MultiInputActorCriticPolicy):
+    """The actor sees one key of the observation, the critic another."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, share_features_extractor=False, **kwargs)
+
+    def _build_mlp_extractor(self):
+        for name, key in (("pi_features_extractor", "noisy"), ("vf_features_extractor", "exact")):
+            setattr(self, name, CombinedExtractor(spaces.Dict({key: self.observation_space[key]})))
+        self.features_extractor = self.pi_features_extractor
+        self.features_dim = self.features_extractor.features_dim
+        super()._build_mlp_extractor()
+        width = self.vf_features_extractor.features_dim
+        self.mlp_extractor.value_net = MlpExtractor(width, self.net_arch, self.activation_fn, "cpu").value_net
+
+
+class StartsExactly(NoiseEnv):
+    """At the start of an episode, the noisy observation is the exact one, as far as that goes."""
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return {**observation, "noisy": observation["exact"][:3].copy()}, info
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("width", [3, 5])
+def test_actor_and_critic_may_see_different_keys(cls, width, monkeypatch):
+    monkeypatch.setattr(helpers, "NoiseEnv", StartsExactly)
+    space = spaces.Dict(noisy=spaces.Box(-1.0, 1.0, (3,)), exact=spaces.Box(-1.0, 1.0, (width,)))
+    as_sb3(observation_space=space, policy=SeesMore)
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    model = make_model(cls, "box", double=False, observation_space=space, policy=SeesMore, **kwargs)
+    model.learn(2 * 48)
+    assert logged(model)["step_fraction"] > 0.0
+    assert not PlainMLP.recognise(model.policy).runs_on_arrays
 
 
 @pytest.mark.parametrize("of", ["the object", "the class"])
@@ -647,7 +729,7 @@ def test_optimizers_and_step_hooks_see_each_minibatchs_gradient(case):
         np.random.seed(0)
         general = mock.patch.object(critic._ArrayGradients, "of", return_value=None)
         with mock.MagicMock() if arrays else general:
-            fit_values(policy, model.rollout_buffer, 16, 3, actor)
+            fit_values(policy, model.rollout_buffer, 16, 3, actor, FastPath())
         found.append(nn.utils.parameters_to_vector(policy.parameters()).detach())
     th.testing.assert_close(*found)
     if case == "keeps":

@@ -1,20 +1,24 @@
 """The critic's epochs beside a plain loop over RolloutBuffer.get with the optimizer as it is."""
 
 import copy
+import warnings
 from dataclasses import replace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sb3_uatrpo import UATRPO, critic
+from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.core.array_mlp import ArrayMLP
 from sb3_uatrpo.critic import fit_values
-from tests.helpers import DICT, SmallCombined, collect, make_model, scale_latents
+from sb3_uatrpo.plain_mlp import FastPath
+from tests.helpers import DICT, SmallCombined, actor_vector, collect, logged, make_model, scale_latents
 
 
 def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list[float], dict]:
@@ -37,7 +41,7 @@ def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list
                 losses.append(loss.item())
     else:
         params = tuple(param for param in policy.parameters() if id(param) in actor)
-        losses = fit_values(policy, buffer, model.batch_size, epochs, params)
+        losses = fit_values(policy, buffer, model.batch_size, epochs, params, FastPath())
     return [param.detach().numpy().copy() for param in policy.parameters()], losses, policy.optimizer.state_dict()
 
 
@@ -120,7 +124,7 @@ def test_a_critic_without_parameters_of_its_own():
     collect(model)
     everything = tuple(model.policy.parameters())
     before = [param.detach().clone() for param in everything]
-    assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything) == []
+    assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything, FastPath()) == []
     assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))
 
 
@@ -264,7 +268,7 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
     before = [param.detach().clone() for param in model.policy.parameters()]
     actor = {param for name, param in model.policy.named_parameters() if "value" not in name}
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite") as caught:
-        losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor))
+        losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor), FastPath())
     # one minibatch of three in each of two epochs
     assert len(caught) == 2
     assert len(losses) == 4
@@ -273,3 +277,67 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
     assert [th.equal(one, other) for one, other in zip(before, after, strict=True)] == [
         param in actor for param in after
     ]
+
+
+def test_a_buffer_may_change_each_minibatch_in_to_torch():
+    class Centred(RolloutBuffer):
+        def to_torch(self, array, copy=True):
+            tensor = super().to_torch(array, copy)
+            return tensor - tensor.mean() if tensor.ndim == 1 else tensor
+
+    model = make_model(UATRPO, "box", double=False, n_projections=4, rollout_buffer_class=Centred)
+    collect(model)
+    other = copy.deepcopy(model.policy)
+    ours = trained(model, plain=False)[0]
+    model.policy = other
+    for one, another in zip(ours, trained(model, plain=True)[0], strict=True):
+        np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
+
+
+class KeepsZeros(th.optim.AdamW):
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none=False)
+
+
+def test_no_optimizer_moves_the_actor():
+    """Not even with weight decay, gradients that somebody has left behind, and zeros instead of None."""
+    policy_kwargs = {"net_arch": [4], "optimizer_class": KeepsZeros, "optimizer_kwargs": {"weight_decay": 0.5}}
+    model = make_model(UATRPO, "box", n_projections=4, policy_kwargs=policy_kwargs, learning_rate=0.1)
+    collect(model)
+    model.policy.evaluate_actions(th.zeros(2, 3), th.zeros(2, 2))[1].sum().backward()
+    before = actor_vector(model)
+    model.rollout_buffer.advantages[:] = 0.0
+    with pytest.warns(UserWarning, match="the update direction is zero"):
+        model.train()
+    assert np.array_equal(actor_vector(model), before)
+
+
+class HasAnEmptyPart(gym.Env):
+    observation_space = spaces.Dict(a=spaces.Box(-1.0, 1.0, (2,)), b=spaces.Box(-1.0, 1.0, (0,)))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), float(action), False, False, {}
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_an_observation_may_have_an_empty_part(cls):
+    kwargs = {"n_projections": 4} if cls is UATRPO else {}
+    model = cls("MultiInputPolicy", HasAnEmptyPart(), n_steps=48, batch_size=16, device="cpu", seed=0, **kwargs)
+    model.learn(48)
+    assert logged(model)["value_loss"] > 0.0
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_layer_may_be_empty(cls):
+    """The actor's distribution then depends on biases alone."""
+    kwargs = {"n_projections": 4} if cls is UATRPO else {}
+    with warnings.catch_warnings():
+        # torch's initialisation says that it has nothing to do
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        model = make_model(cls, "box", double=False, policy_kwargs={"net_arch": [0]}, **kwargs)
+    model.learn(48)
+    assert np.isfinite(actor_vector(model)).all()

@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import UATRPO, MatchedTRPO, acting
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding
 from tests.helpers import (
@@ -150,13 +150,10 @@ def test_what_acted_is_evaluated_with_its_own_numbers():
 
 
 def test_what_looks_standard_and_is_not_is_served_the_general_way_with_one_warning(monkeypatch):
-    """Structure cannot know all: here somebody has changed a method of Stable-Baselines3's class."""
-    model = make_model(UATRPO, "box", double=False, n_projections=4)
+    """Structure cannot know all: here the policy's outputs differ from those of its layers."""
     scale_latents(monkeypatch, "forward_actor")
-    with pytest.warns(
-        UserWarning, match="do not reproduce the distribution's mode and the distribution from get_dist"
-    ) as caught:
-        model.learn(48)
+    with pytest.warns(UserWarning, match="its layers alone do not reproduce the action distribution that") as caught:
+        model = make_model(UATRPO, "box", double=False, n_projections=4).learn(48)
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -217,14 +214,30 @@ def test_a_difference_of_an_output_near_zero_is_one(monkeypatch):
     assert {"the distribution's mode", "the values"} <= set(acting.differences(observation))
 
 
-def test_only_plain_features_and_single_precision_act_as_arrays():
+def test_only_plain_features_and_single_precision_act_as_arrays(monkeypatch):
     observations = np.zeros((1, 3), np.float32)
     policy = policy_of()
     assert ActingMLP.of(policy, FastPath(), observations) is not None
     policy.features_extractor.register_forward_pre_hook(lambda *args: None)
     assert ActingMLP.of(policy, FastPath(), observations) is None
-    assert PlainMLP.recognise(policy_of()).is_numpy_compatible
-    assert not PlainMLP.recognise(policy_of().double()).is_numpy_compatible
+    assert PlainMLP.recognise(policy_of()).runs_on_arrays
+    assert not PlainMLP.recognise(policy_of().double()).runs_on_arrays
+    # torch.compile switches the validation of distributions off, for all that follow
+    distribution = th.distributions.Distribution
+    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
+    compiled = policy_of()
+    compiled.mlp_extractor.policy_net.compile(backend="eager")
+    assert ActingMLP.of(compiled, FastPath(), observations) is None
+
+
+def test_a_large_policy_acts_itself(monkeypatch):
+    """Comparing all of its parameters at each step would take longer than is saved."""
+    observations, policy = np.zeros((1, 3), np.float32), policy_of()
+    n_bytes = sum(param.nbytes for param in policy.parameters())
+    monkeypatch.setattr(acting, "MAX_PARAMETER_BYTES", n_bytes)
+    assert ActingMLP.of(policy, FastPath(), observations) is not None
+    monkeypatch.setattr(acting, "MAX_PARAMETER_BYTES", n_bytes - 1)
+    assert ActingMLP.of(policy, FastPath(), observations) is None
 
 
 @pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU, nn.Identity, nn.GELU, partial(nn.ELU, inplace=True), None])

@@ -20,13 +20,14 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
+from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.storage import StepWriter
 from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, logged, make_model
 from tests.reference import DoublePolicy
@@ -102,7 +103,7 @@ def fitted(model, change) -> list[np.ndarray]:
     policy.optimizer = policy.optimizer_class(policy.parameters(), lr=1e-2, **policy.optimizer_kwargs)
     actor = tuple(param for name, param in policy.named_parameters() if "value" not in name and "vf" not in name)
     np.random.seed(0)
-    fit_values(policy, model.rollout_buffer, 16, 3, actor)
+    fit_values(policy, model.rollout_buffer, 16, 3, actor, FastPath())
     acting = set(actor)
     return [param.detach().numpy().flatten() for param in policy.parameters() if param not in acting]
 
@@ -947,6 +948,67 @@ def test_parameters_may_have_several_types(cls):
     after = model.policy.pi_features_extractor.linear.weight
     assert after.dtype == th.float64
     assert not th.equal(after, before)
+
+
+class ToDouble(FlattenExtractor):
+    def forward(self, observations):
+        return super().forward(observations).double()
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("with_log_std", [False, True])
+def test_a_network_may_become_more_precise_after_construction(cls, with_log_std, hooked, tmp_path):
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": ToDouble}
+
+    def to_double(model):
+        if with_log_std:
+            model.policy.double()
+        else:
+            for part in (model.policy.mlp_extractor, model.policy.action_net, model.policy.value_net):
+                part.double()
+        if hooked:
+            model.policy.log_std.register_hook(lambda gradient: gradient)
+
+    model = make_model(cls, "box", double=False, policy_kwargs=policy_kwargs, **kwargs)
+    to_double(model)
+    model.learn(2 * 48)
+    assert logged(model)["kl_ratio"] == pytest.approx(1.0, abs=0.3)
+    # after loading too, the next update is the same to the last bit
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", model.env, device="cpu")
+    to_double(loaded)
+    loaded.set_parameters(tmp_path / "model", device="cpu")
+    collect(model)
+    loaded.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+    loaded.set_logger(model.logger)
+    for each in (model, loaded):
+        th.manual_seed(0)
+        np.random.seed(0)
+        each.train()
+    assert np.array_equal(actor_vector(model), actor_vector(loaded))
+
+
+class Counts(FlattenExtractor):
+    """Counts the observations that it sees, in evaluation mode too."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.register_buffer("seen", th.zeros(1))
+        self.register_buffer("times", th.zeros(1))
+
+    def forward(self, observations):
+        self.seen += len(observations)
+        self.times = self.times + 1
+        return super().forward(observations)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_construction_leaves_no_trace_in_the_networks_statistics(cls):
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    model = make_model(cls, "box", policy_kwargs={"net_arch": [4], "features_extractor_class": Counts}, **kwargs)
+    assert model.policy.features_extractor.seen == model.policy.features_extractor.times == 0
 
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])

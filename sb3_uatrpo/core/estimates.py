@@ -101,7 +101,7 @@ class Linearization:
             # of the head's type: some parameters may have another
             cotangents.new_zeros(len(cotangents), param.numel())
             if part is None
-            else part.reshape(len(cotangents), -1).to(cotangents.dtype)
+            else part.reshape(len(cotangents), param.numel()).to(cotangents.dtype)
             for param, part in zip(self.params, gradients, strict=True)
         ]
         return th.cat(rows, dim=1).T

@@ -65,8 +65,9 @@ class LayeredLinearization(Linearization):
         by_step = cotangents.transpose(0, 1)
         for layer, D in zip(self.layers, self._jacobians, strict=True):
             at_outputs = by_step @ D
+            n_inputs = layer.inputs.shape[1]
             if layer.weight is not None:
-                rows[layer.weight] = (at_outputs.flatten(1).T @ layer.inputs).view(width, -1)
+                rows[layer.weight] = (at_outputs.flatten(1).T @ layer.inputs).view(width, D.shape[2] * n_inputs)
             if layer.bias is not None:
                 rows[layer.bias] = at_outputs.sum(dim=0)
         return th.cat([row for row in rows if row is not None], dim=1).T
@@ -81,7 +82,7 @@ class LayeredLinearization(Linearization):
             if layer.weight is None:
                 changes = tangents.new_zeros(n, width, n_outputs)
             else:
-                weights = pieces[layer.weight].reshape(width * n_outputs, -1)
+                weights = pieces[layer.weight].reshape(width * n_outputs, layer.inputs.shape[1])
                 changes = (layer.inputs @ weights.T).view(n, width, n_outputs)
             if layer.bias is not None:
                 changes += pieces[layer.bias]

@@ -90,14 +90,18 @@ class Sketch:
         omega = rows.to(self.device).T
         vars(self).update(omega=omega, **self._zeros(omega, self.ema_beta))
 
-    def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float) -> None:
+    def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float, dtype: th.dtype) -> None:
         """
         Fit the sketch to an update. It starts afresh, with a warning, if its averages no longer apply.
 
         :param layout: how many of the d coordinates belong to each parameter of the policy
         :param n_projections: m
         :param ema_beta: β of this update and those that follow; averages are kept only while β > 0
+        :param dtype: type of the actor's outputs, and so of the products with F̂ and Σ̂
         """
+        if dtype != self.dtype:
+            matrices = {name: getattr(self, name).to(dtype) for name in ("omega", "y_fisher", "y_covariance")}
+            vars(self).update(matrices, dtype=dtype)
         shape = (int(layout.sum()), n_projections)
         if shape != self.shape or (len(self.layout) > 0 and not th.equal(layout, self.layout)):
             self.resize(*shape)
@@ -180,13 +184,13 @@ class Sketch:
             self.generator.set_state(state_dict["generator"].cpu())
         # clones keep the strides, and so the column-major layout
         matrices = {
-            name: value.to(self.device, self.dtype).clone()
+            name: value.to(self.device).clone()
             for name, value in state_dict.items()
             if name in ("omega", "y_fisher", "y_covariance")
         }
         omega = matrices.get("omega", self.omega)
         if omega.numel() > 0:
-            self.shape = (omega.shape[0], omega.shape[1])
+            self.shape, self.dtype = (omega.shape[0], omega.shape[1]), omega.dtype
         vars(self).update(matrices)
         if "layout" in state_dict:
             self.layout = state_dict["layout"].to("cpu", th.float64).clone()

@@ -17,6 +17,7 @@ from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
+from sb3_uatrpo.plain_mlp import FastPath
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -81,7 +82,7 @@ def estimates_and_reference(name: str, n: int = 40):
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages)
-    actor = Actor(model.policy)
+    actor = Actor(model.policy, FastPath())
     with actor.evaluation_mode():
         actor.find_params(obs, n)
     estimates = actor.estimates(batch)

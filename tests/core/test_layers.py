@@ -8,6 +8,7 @@ from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core.estimates import Linearization
 from sb3_uatrpo.core.layers import LayeredLinearization
+from sb3_uatrpo.plain_mlp import FastPath
 from tests.core.test_estimates import CASES, close, estimates_and_reference
 from tests.helpers import ACTION_SPACES, collect, env_major, make_model
 
@@ -43,7 +44,7 @@ def test_frozen_parameters_of_a_plain_chain(frozen):
             param.requires_grad_(False)
     obs, actions, advantages = env_major(model)
     batch = Batch(obs, actions, advantages)
-    actor = Actor(model.policy)
+    actor = Actor(model.policy, FastPath())
     with actor.evaluation_mode():
         actor.find_params(obs, len(batch))
         linearization = actor.linearize(batch)

@@ -82,11 +82,11 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
 
 def test_other_parameters_of_the_same_number_start_afresh_with_a_warning():
     sketch = ready(0.9)
-    sketch.fit(th.tensor([4, 2]), 4, 0.9)
+    sketch.fit(th.tensor([4, 2]), 4, 0.9, th.float64)
     sketch.draw()
     now = "but now there are other parameters of the same number"
     with pytest.warns(UserWarning, match=f"d=6 actor parameters and m=4 projections, {now}"):
-        sketch.fit(th.tensor([2, 4]), 4, 0.9)
+        sketch.fit(th.tensor([2, 4]), 4, 0.9, th.float64)
     assert sketch.omega.numel() == 0
 
 
@@ -96,7 +96,7 @@ def test_a_cleared_sketch_starts_afresh_without_a_warning_and_with_another_omega
     sketch.update(old, old, 1.0)
     sketch.clear()
     assert sum(value.numel() for key, value in sketch.state_dict().items() if key != "generator") == 1
-    sketch.fit(th.tensor([1, 5]), 4, 0.9)
+    sketch.fit(th.tensor([1, 5]), 4, 0.9, th.float64)
     sketch.draw()
     assert sketch.omega.shape == old.shape
     assert not th.equal(sketch.omega, old)
