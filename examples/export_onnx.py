@@ -4,8 +4,8 @@ Export a policy as an ONNX file, and compare its actions with ``predict``.
     python examples/export_onnx.py runs/uatrpo_Hopper-v4_0 --env Hopper-v4
     python examples/export_onnx.py uatrpo_hopper.zip --env Hopper-v5
 
-The policy is that of a run of ``train_mujoco.py`` or of a saved model, with its statistics of VecNormalize, which are
-found as in ``watch_agent.py``. The file maps raw observations, one per row, to the actions of
+The policy is that of a run of ``train_mujoco.py`` or RL Zoo, or of a saved model, with its statistics of VecNormalize,
+which are found as in ``watch_agent.py``. The file maps raw observations, one per row, to the actions of
 ``predict(..., deterministic=True)``: it standardises observations if the agent was trained that way, and clips actions
 to the bounds of the action space. Using it requires neither this package nor torch.
 """
@@ -71,6 +71,8 @@ def main(args: list[str] | None = None) -> float:
         parser.error(f"--n-steps must be at least 1, but it is {options.n_steps}")
     folder: Path = options.agent if options.agent.is_dir() else options.agent.parent
     output: Path = options.output or folder / "policy.onnx"
+    if not output.parent.is_dir():
+        parser.error(f"--output: there is no folder {output.parent}")
     model, env = load_agent(parser, options)
     normalization = env if isinstance(env, VecNormalize) else None
     # a Dict has no shape

@@ -180,11 +180,13 @@ def main(args: list[str] | None = None) -> Path:
     parser.add_argument("agents", nargs="+", metavar="AGENT", help="FOLDER, or TASK=FILE")
     parser.add_argument("--algo", choices=sorted(ALGOS), default="uatrpo", help="algorithm of TASK=FILE")
     parser.add_argument("--output", type=Path, default=Path("agents.gif"))
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--fps", type=float, default=12.5, help="frames per second")
-    parser.add_argument("--height", type=int, default=150, help="height of the frames in pixels")
-    parser.add_argument("--colors", type=int, default=64, help="size of the palette, at most 256")
-    parser.add_argument("--max-megabytes", type=float, default=1.5, help="write no GIF larger than this")
+    parser.add_argument("--seconds", type=float, default=5.0, help="default: %(default)s")
+    parser.add_argument("--fps", type=float, default=12.5, help="frames per second; default: %(default)s")
+    parser.add_argument("--height", type=int, default=150, help="height of the frames in pixels; default: %(default)s")
+    parser.add_argument("--colors", type=int, default=64, help="size of the palette, at most 256; default: %(default)s")
+    parser.add_argument(
+        "--max-megabytes", type=float, default=1.5, help="write no GIF larger than this; default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the environments")
     parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register environments of your own")
     options = parser.parse_args(args)
@@ -195,6 +197,8 @@ def main(args: list[str] | None = None) -> Path:
             parser.error(f"--{name.replace('_', '-')} must be above 0, but it is {getattr(options, name)}")
     if not 2 <= options.colors <= 256:
         parser.error(f"--colors must be from 2 to 256, but it is {options.colors}")
+    if options.output.suffix.lower() != ".gif":
+        parser.error(f"--output must be a name that ends with .gif, but it is {options.output}")
     if not options.output.parent.is_dir():
         parser.error(f"--output: there is no folder {options.output.parent}")
     set_up_rendering()
@@ -203,7 +207,8 @@ def main(args: list[str] | None = None) -> Path:
     # paths first: nothing is loaded before all are known to exist
     sources: list[tuple[str, Path]] = []
     for text in options.agents:
-        env_id, equals, file = text.partition("=")
+        # names of folders may contain the sign, too
+        env_id, equals, file = (text, "", "") if Path(text).is_dir() else text.partition("=")
         path = Path(file if equals else text)
         if equals and not path.is_file():
             parser.error(f"{text}: there is no file {path}")
@@ -218,7 +223,10 @@ def main(args: list[str] | None = None) -> Path:
     for env_id, path in sources:
         # RL Zoo prints what it loads
         with redirect_stdout(io.StringIO()):
-            agent = load_file(env_id, path, options.algo, options.seed) if env_id else load_run(path, options.seed)
+            try:
+                agent = load_file(env_id, path, options.algo, options.seed) if env_id else load_run(path, options.seed)
+            except ValueError as error:
+                parser.error(f"{path}: {error}")
         normalized = unwrap_vec_normalize(agent.env) is not None
         print(f"{agent.env_id}: {path}, {'with' if normalized else 'without'} statistics of VecNormalize")
         if agent.env_id in films:

@@ -4,9 +4,9 @@ Watch a trained agent.
     python examples/watch_agent.py runs/uatrpo_Hopper-v4_0 --env Hopper-v4
     python examples/watch_agent.py uatrpo_hopper.zip --env Hopper-v5
 
-The agent is the folder of a run of ``train_mujoco.py``, or a saved model. The statistics of VecNormalize are read from
-the ``.pkl`` file with the model's name or from ``vecnormalize.pkl``, beside the model. A model without such a file gets
-observations as they are.
+The agent is the folder of a run of ``train_mujoco.py`` or RL Zoo, or a saved model. The statistics of VecNormalize are
+read from the ``.pkl`` file with the model's name or from ``vecnormalize.pkl``, beside the model or where RL Zoo keeps
+them. A model without such a file gets observations as they are.
 
 In the window of a MuJoCo task, Tab switches to the camera that follows the agent.
 """
@@ -36,6 +36,8 @@ def find_statistics(model: Path) -> Path | None:
     # best_model as train_mujoco.py saves it, rl_model_1000_steps as CheckpointCallback does
     for_name = [name, name.replace("model", "vecnormalize"), re.sub(r"_(\d+_steps)$", r"_vecnormalize_\1", name)]
     candidates = [model.with_name(f"{stem}.pkl") for stem in (*for_name, "vecnormalize")]
+    # RL Zoo's are in a folder of the task's name
+    candidates += [file.with_name("vecnormalize.pkl") for file in model.parent.glob("*/args.yml")]
     return next((file for file in candidates if file.exists()), None)
 
 
@@ -43,7 +45,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     """
     :param parser: gets the arguments that ``load_agent`` reads
     """
-    parser.add_argument("agent", type=Path, help="the folder of a run of train_mujoco.py, or a saved model")
+    parser.add_argument("agent", type=Path, help="the folder of a run of train_mujoco.py or RL Zoo, or a saved model")
     parser.add_argument("--env", default="Hopper-v4")
     parser.add_argument("--algo", choices=["uatrpo", "uatrpo_shrinkage", "trpo_matched"], default="uatrpo")
     parser.add_argument("--statistics", type=Path, help="the file of VecNormalize, if it has another name")
@@ -58,14 +60,19 @@ def load_agent(
     :param render_mode: render mode of the environment
     :return: the model, and an environment that gives it observations as in training
     """
-    file = options.agent / "model.zip" if options.agent.is_dir() else options.agent
+    file: Path = options.agent
+    if file.is_dir():
+        names = [arguments.parent.name for arguments in file.glob("*/args.yml")]
+        file /= f"{names[0]}.zip" if names else "model.zip"
     statistics = options.statistics or find_statistics(file)
     for path in filter(None, (file, statistics)):
         if not path.is_file():
-            hint = "; RL Zoo wrote this folder, so use its enjoy" if any(options.agent.glob("*/args.yml")) else ""
-            parser.error(f"there is no file {path}{hint}")
+            parser.error(f"there is no file {path}")
     cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
-    model = cls.load(file, device="cpu")
+    try:
+        model = cls.load(file, device="cpu")
+    except ValueError as error:
+        parser.error(f"--algo {options.algo}: {error}")
     env: VecEnv = make_vec_env(options.env, seed=0, env_kwargs={"render_mode": render_mode})
     try:
         check_for_correct_spaces(env, model.observation_space, model.action_space)

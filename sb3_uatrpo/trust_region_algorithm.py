@@ -1,7 +1,12 @@
 """The Stable-Baselines3 side of the trust region methods: arguments, the order of an update, and logging."""
 
+import inspect
+import io
+import json
 import math
+import pathlib
 import warnings
+import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import get_obs_shape
+from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from torch import nn
@@ -66,6 +72,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
     subclass) → line search → critic → log.
     """
 
+    #: whether a saved model contains a sketch
+    _has_sketch: ClassVar[bool] = False
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
@@ -160,6 +168,16 @@ class TrustRegionAlgorithm(DeferredRollouts):
             else _two_observations(space)
         )
         observations = obs_as_tensor(steps, self.device)
+        needed = [
+            name
+            for name, parameter in inspect.signature(self.policy.get_distribution).parameters.items()
+            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        if len(needed) > 1:
+            raise ValueError(
+                "policy: get_distribution must need nothing but observations, since recurrent policies are not "
+                f"supported, but that of {type(self.policy).__name__} needs {', '.join(needed)}"
+            )
         actor = Actor(self.policy, self._fast_path)
         with _unchanged_buffers(self.policy), actor.evaluation_mode():
             try:
@@ -174,6 +192,55 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast_path"]
+
+    @classmethod
+    def load(
+        cls: type[SelfTrustRegionAlgorithm],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfTrustRegionAlgorithm:
+        """
+        Load a model from a zip-file; the arguments are Stable-Baselines3's.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param env: the new environment to run the loaded model on
+        :param device: Device on which the code should run.
+        :param custom_objects: Dictionary of objects to replace upon loading
+        :param print_system_info: Whether to print system info from the saved model and the current system info
+        :param force_reset: Force call to ``reset()`` before training
+        :param kwargs: extra arguments to change the model when loading
+        :return: new model instance with loaded parameters
+        :raises ValueError: if another algorithm saved the file, or an argument has a bad value
+        """
+        cls._refuse_other_algorithms(path)
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+
+    @classmethod
+    def _refuse_other_algorithms(cls, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """Their parameters may fit, and settings of the same name, but on other scales."""
+        file = open_path(path, "r", suffix="zip")
+        start = file.tell()
+        try:
+            with zipfile.ZipFile(file) as archive:
+                names = archive.namelist()
+                settings = json.loads(archive.read("data")) if "data" in names else None
+        except zipfile.BadZipFile:
+            # Stable-Baselines3 has a message for it
+            settings = None
+        finally:
+            if file is path:
+                file.seek(start)
+            else:
+                file.close()
+        if settings is not None and not (
+            "line_search_kl_factor" in settings and cls._has_sketch == ("sketch.pth" in names)
+        ):
+            raise ValueError(f"path must be a file that {cls.__name__} saved, but another algorithm saved {path}")
 
     def _check_arguments(self) -> None:
         """

@@ -105,6 +105,8 @@ class UATRPO(TrustRegionAlgorithm):
     :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
     """
 
+    _has_sketch = True
+
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],

@@ -52,6 +52,15 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), f"{link} has no such heading"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_in_pages_has_no_syntax_error(page):
+    for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
+        if token.type == "fence" and token.info == "python":
+            compile(token.content, str(page), "exec")
+        elif token.type == "fence" and token.info == "bash":
+            subprocess.run(["bash", "-n"], input=token.content, text=True, check=True)
+
+
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
     result = subprocess.run(

@@ -29,6 +29,8 @@ from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.study import final_return, read_records
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+#: A run of RL Zoo
+AGENT = EXAMPLES.parent / "docs" / "agents" / "uatrpo" / "Hopper-v4_1"
 
 
 def run(folder: Path, script: str, *args: str, code: int = 0) -> str:
@@ -218,15 +220,20 @@ print((red > blue + 50).sum())
     assert int(printed) > 1000
 
 
-@pytest.mark.parametrize("actions", ["continuous", "discrete"])
-def test_an_exported_policy_acts_as_predict_does(trained, tmp_path, actions):
+@pytest.mark.parametrize("kind", ["a run", "a run of RL Zoo", "a model of RL Zoo", "discrete actions"])
+def test_an_exported_policy_acts_as_predict_does(trained, tmp_path, kind):
     """The script compares them on the observations of a run, with and without statistics of VecNormalize."""
-    agent, env_id = trained[0] / "runs" / "uatrpo_Hopper-v4_1", "Hopper-v4"
-    if actions == "discrete":
+    agent, env_id, statistics = trained[0] / "runs" / "uatrpo_Hopper-v4_1", "Hopper-v4", "none"
+    if kind == "a run":
+        statistics = str(agent / "vecnormalize.pkl")
+    elif kind == "discrete actions":
         agent, env_id = tmp_path / "cartpole.zip", "CartPole-v1"
         UATRPO("MlpPolicy", env_id, device="cpu").save(agent)
+    else:
+        agent = AGENT if kind == "a run of RL Zoo" else AGENT / "Hopper-v4.zip"
+        statistics = str(AGENT / "Hopper-v4" / "vecnormalize.pkl")
     said = run(tmp_path, "export_onnx.py", str(agent), "--env", env_id, "--output", "policy.onnx", "--n-steps", "200")
-    assert f"statistics of VecNormalize: {'none' if actions == 'discrete' else agent / 'vecnormalize.pkl'}" in said
+    assert f"statistics of VecNormalize: {statistics}\n" in said
     assert (tmp_path / "policy.onnx").stat().st_size < 100_000
     assert float(said.split("200 observations:")[1]) < 1e-5
 
@@ -322,8 +329,12 @@ def test_measure_large_network(tmp_path):
         ("train_mujoco.py", ["--env", "Hoper-v4"], "Hoper-v4"),
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
         ("watch_agent.py", ["nowhere"], "there is no file nowhere"),
-        ("watch_agent.py", [str(EXAMPLES.parent / "docs/agents/uatrpo/Hopper-v4_1")], "RL Zoo wrote this folder"),
+        ("watch_agent.py", [str(AGENT), "--algo", "trpo_matched"], "a file that MatchedTRPO saved, but another"),
+        ("watch_agent.py", [str(AGENT), "--env", "Swimmer-v4"], "was not trained on Swimmer-v4"),
         ("export_onnx.py", ["nowhere"], "there is no file nowhere"),
+        ("export_onnx.py", [str(AGENT), "--output", "nowhere/policy.onnx"], "there is no folder nowhere"),
+        ("film_agents.py", [str(AGENT), "--output", "agents.mp4"], "a name that ends with .gif, but it is agents.mp4"),
+        ("film_agents.py", [f"Hopper-v4={AGENT / 'Hopper-v4.zip'}", "--algo", "trpo_matched"], "another algorithm"),
         ("measure_kl_ratio.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
         ("measure_direction_quality.py", ["--env", "NoSuch-v0"], "NoSuch-v0"),
         ("measure_direction_quality.py", ["--updates", "5", "3"], "--updates must ascend"),

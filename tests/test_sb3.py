@@ -1,6 +1,7 @@
 """What a Stable-Baselines3 user knows, on UATRPO and MatchedTRPO."""
 
 import copy
+import io
 import pickle
 import re
 import subprocess
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from sb3_contrib import TRPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
@@ -741,3 +745,34 @@ def test_a_broken_reward_stops_training_with_the_last_good_policy(cls, tmp_path)
     assert same(before, state_of(model))
     model.save(tmp_path / "last_good")
     assert same(before, state_of(cls.load(tmp_path / "last_good")))
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("other", [UATRPO, MatchedTRPO, PPO, TRPO])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_file_of_another_algorithm_is_refused(cls, other, in_memory, tmp_path):
+    """Parameters may fit, and settings of the same name have another scale."""
+    file = io.BytesIO() if in_memory else tmp_path / "model"
+    other("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=16, device="cpu", target_kl=0.1).save(file)
+    if in_memory:
+        file.seek(0)
+    if cls is other:
+        assert cls.load(file, device="cpu").target_kl == 0.1
+        return
+    with pytest.raises(ValueError, match=f"^path must be a file that {cls.__name__} saved, but another algorithm "):
+        cls.load(file, device="cpu")
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_what_is_no_model_is_refused_as_sb3_does(cls, tmp_path):
+    (tmp_path / "model.zip").write_text("nothing of the kind")
+    with pytest.raises(ValueError, match="wasn't a zip-file"):
+        cls.load(tmp_path / "model", device="cpu")
+    with pytest.raises(FileNotFoundError):
+        cls.load(tmp_path / "nowhere", device="cpu")
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_recurrent_policy_is_refused_at_construction(cls):
+    with pytest.raises(ValueError, match=r"^policy: get_distribution must need .* needs obs, lstm_states, episode_st"):
+        cls(RecurrentActorCriticPolicy, "CartPole-v1", n_steps=32, batch_size=16, device="cpu")
