@@ -195,7 +195,9 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
             parser.error(f"--folder: there are no records in {folder / 'records'}")
         for path, reason in bad:
             print(f"left out {path.name}: {reason}")
-        records |= {record.spec.key(): record for record in found}
+        for record in found:
+            if record.status == "done" or record.spec.key() not in records:
+                records[record.spec.key()] = record
     try:
         runs = tabulate_runs(list(records.values()))
     except StudyError as error:

@@ -156,7 +156,12 @@ def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     main(["--folder", str(tmp_path / "ours")])
     assert "fewer than 5 runs" not in capsys.readouterr().out
     main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
+    # a failed repetition elsewhere changes nothing
+    write_record(make_record("uatrpo", seed=0, status="failed"), tmp_path / "copy" / "records")
+    capsys.readouterr()
+    main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
     printed = capsys.readouterr().out
+    assert "uatrpo | 5 | 202 ± 1 " in printed
     assert "| uatrpo against ppo | better: +101 (" in printed
     assert "ppo | 3 | 101 ± 1 " in printed
     assert "fewer than 5 runs" in printed

@@ -137,6 +137,12 @@ def run(
     specs = shard(plan(**study), part)
     target = StudyFolder(folder, create=True)
 
+    if save_models:
+        records = [spec for spec in specs if (target.records_path / spec.file_name).exists()]
+        n_without = sum(not target.model_path(spec).exists() for spec in records)
+        if n_without:
+            click.echo(f"{n_without} runs have a record but no model; they are not repeated")
+
     def make_executor(say: Callable[[str], None]) -> "Executor":
         if address is not None:
             from sb3_uatrpo.study.ray_executor import RayExecutor

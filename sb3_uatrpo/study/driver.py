@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sb3_uatrpo.study.folders import Claims, Files, StudyFolder
-from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record
+from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record, write_record
 from sb3_uatrpo.study.worker import MODEL, ONE_THREAD, OUTPUT, STEPS, TASK, failed_record
 
 # Seconds between updates of the display, and between checks whether a process has ended
@@ -340,8 +341,7 @@ def _run_all(
                 ended.append(current.without_series())
         if claims.held:
             for record, model in executor.collect(POLL):
-                folder.write_model(record.spec, model)
-                folder.write(record)
+                _keep(folder, record, model)
                 claims.release(record.spec)
                 ended.append(record.without_series())
                 steps += record.spec.n_timesteps if record.status == "done" else 0
@@ -352,6 +352,16 @@ def _run_all(
                 announced = True
             time.sleep(POLL)
         progress.show(ended, steps, executor.steps(), [*waiting, *claims.held])
+
+
+def _keep(folder: StudyFolder, record: Record, model: Files) -> None:
+    """Write a record and its model; the record somewhere else, if the folder takes no more."""
+    try:
+        folder.write_model(record.spec, model)
+        folder.write(record)
+    except OSError as error:
+        rescued = write_record(record, tempfile.mkdtemp(prefix="sb3_uatrpo_records_"))
+        raise StudyError(f"{error}; the record of {record.spec} is in {rescued} instead") from error
 
 
 def _last_line(record: Record) -> str:

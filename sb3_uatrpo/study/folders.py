@@ -150,14 +150,16 @@ def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[
     """
     n_copied, bad = 0, []
     for source in sources:
-        records, unreadable = source.read_all()
+        records, unreadable = source.read_all(series=False)
         bad += unreadable
         for record in records:
             present = target.read(record.spec)
             if present is None or (present.status, record.status) == ("failed", "done"):
                 if source.model_path(record.spec).is_dir():
                     shutil.copytree(source.model_path(record.spec), target.model_path(record.spec), dirs_exist_ok=True)
-                target.write(record)
+                # the text itself, since a record of a later release may have more in it
+                text = (source.records_path / record.spec.file_name).read_text(encoding="utf-8")
+                write_atomically(target.records_path / record.spec.file_name, text)
                 n_copied += 1
     return n_copied, bad
 
@@ -253,8 +255,8 @@ def _read_run(run: Path) -> Record:
     for monitor in monitors:
         with monitor.open() as lines:
             headers.append(json.loads(lines.readline().removeprefix("#")))
-            # a line that was being written has too few fields
-            frame = pd.read_csv(lines, usecols=["r", "l", "t"]).dropna()
+            # a line that was being written has too few fields; a return may be NaN
+            frame = pd.read_csv(lines, usecols=["r", "l", "t"]).dropna(subset=["l", "t"])
         # environments step together: n steps of one are n of each
         frames.append(frame.assign(timesteps=frame["l"].cumsum() * len(monitors)))
     episodes = pd.concat(frames).sort_values("timesteps", kind="stable")
@@ -263,6 +265,9 @@ def _read_run(run: Path) -> Record:
     if (run / "evaluations.npz").exists():
         with np.load(run / "evaluations.npz", allow_pickle=False) as data:
             evaluations = {"timesteps": data["timesteps"].tolist(), "returns": data["results"].tolist()}
+            # Stable-Baselines3 lists only the episodes that reported whether they succeeded
+            if "successes" in data and data["successes"].shape == data["results"].shape:
+                evaluations["is_success"] = data["successes"].astype(float).tolist()
 
     model = run / f"{arguments_file.parent.name}.zip"
     # RL Zoo saves the model when the run ends, early or not
@@ -312,7 +317,7 @@ def _steps_taken(model: Path) -> int:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read a file in which RL Zoo has dumped an OrderedDict; no other Python object is constructed."""
+    """Read a file in which RL Zoo has dumped an OrderedDict, and tuples, as lists; nothing else is constructed."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -320,5 +325,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
     tag = "tag:yaml.org,2002:python/object/apply:collections.OrderedDict"
     Loader.add_constructor(tag, lambda loader, node: dict(*loader.construct_sequence(node, deep=True)))
+    Loader.add_constructor(
+        "tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, deep=True)
+    )
     content: dict[str, Any] = yaml.load(path.read_text(), Loader)
     return content

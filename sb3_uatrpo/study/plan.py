@@ -81,18 +81,26 @@ def plan(
         algo: dict(map(split_assignment, texts))
         for algo, texts in _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier).items()
     }
+    if n_timesteps is not None and any(
+        "n_timesteps" in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]
+    ):
+        raise StudyError(f"n_timesteps is given twice: for all runs ({n_timesteps}), and as a hyperparameter")
     # other colons belong to the path of a file
     configs = _by_algorithm("a file", conf_files, ":", every_algo, algorithms.__contains__)
     conditions = _conditions(vary or {})
     for name in vary or {}:
         if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
             raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
-    specs = []
+    # algorithm, environment, steps, variant and hyperparameters
+    kinds: list[tuple[str, str, int, str, dict[str, Any]]] = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
         config = configs[algo][-1] if configs[algo] else None
         hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, config)
         configured = hyperparameters.pop("n_timesteps", None)
         steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
+        if algo == "ars" and hyperparameters.get("n_envs", 1) != 1:
+            # RL Zoo evaluates its candidates in processes of their own, whose episodes no record would contain
+            raise StudyError(f"ars takes n_envs 1 in a study, but on {env_id} it is {hyperparameters['n_envs']}")
         for condition, values in conditions:
             varied = hyperparameters | values
             # noise 0 means the plain algorithm, even if a file sets some noise
@@ -101,9 +109,13 @@ def plan(
             _check_names(algo, algorithms, varied)
             plain = _plain(varied, f"{algo} on {env_id}")
             variant = ",".join(filter(None, [name, condition]))
-            specs += [RunSpec(algo, env_id, seed, steps, variant, plain, eval_freq, n_eval_episodes) for seed in seeds]
-    # sorted by seed, without duplicates
-    return sorted(dict.fromkeys(specs), key=lambda spec: list(seeds).index(spec.seed))
+            kinds.append((algo, env_id, steps, variant, plain))
+    specs = [
+        RunSpec(algo, env_id, seed, steps, variant, plain, eval_freq, n_eval_episodes)
+        for seed in seeds
+        for algo, env_id, steps, variant, plain in kinds
+    ]
+    return list(dict.fromkeys(specs))
 
 
 # What a study's file may contain: arguments of ``plan``, and the values of --noise
@@ -112,7 +124,7 @@ STUDY_FILE = {
     "properties": {
         "algorithms": {"type": "array", "items": {"type": "string"}},
         "environments": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        "seeds": {"type": ["integer", "string", "array"]},
+        "seeds": {"type": ["integer", "string", "array"], "minItems": 1},
         # YAML reads 1e6 as a string
         "n_timesteps": {"type": ["number", "string"]},
         "noise": {"type": "array", "items": {"type": "number", "minimum": 0}},
@@ -138,6 +150,7 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        _check_keys(content)
         check_schema(content, STUDY_FILE)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
@@ -213,9 +226,12 @@ def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], config: 
                 argparse.Namespace(), algo, name, os.devnull, hyperparams=dict(overrides), config=config
             )
             _, hyperparameters = manager.read_hyperparameters()
-    except (OSError, ImportError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+    # a file of Python may raise anything, or end the process
+    except (Exception, SystemExit) as error:
         source = f" in {config}" if config else ""
-        raise StudyError(f"hyperparameters of {algo} on {env_id}{source}: {' '.join(str(error).split())}") from error
+        known = isinstance(error, OSError | ValueError | yaml.YAMLError)
+        reason = " ".join(f"{'' if known else f'{type(error).__name__}: '}{error}".split())
+        raise StudyError(f"hyperparameters of {algo} on {env_id}{source}: {reason}") from error
     return hyperparameters
 
 
@@ -291,16 +307,36 @@ def _named_variants(
 
 def _conditions(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Every combination of the values, with its name."""
-    conditions = []
+    conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
         named = [
-            f"{'noise' if name == NOISE else name}={f'{value:g}' if isinstance(value, float) else value}"
+            f"{'noise' if name == NOISE else name}={_short(value)}"
             for name, value in condition.items()
             if name != NOISE or value != 0
         ]
-        conditions.append((",".join(named), condition))
-    return conditions
+        # 1 and 1.0 have one name, and are one value
+        conditions.setdefault(",".join(named), condition)
+    return list(conditions.items())
+
+
+def _short(value: Any) -> str:
+    """A value in the name of a variant. Commas without a space separate the values of a variant."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return re.sub(r",(?! )", ", ", str(value))
+
+
+def _check_keys(content: Any) -> None:
+    """:raises ValueError: if a key of a mapping is not text, as in ``{1: 2}``; JSON has no other keys"""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if not isinstance(key, str):
+                raise ValueError(f"a key must be text, but it is {key!r}")
+            _check_keys(value)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            _check_keys(value)
 
 
 def _whole(steps: Any, of: str) -> int:
@@ -321,6 +357,7 @@ def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
     plain = {}
     for name, value in hyperparameters.items():
         try:
+            _check_keys({name: value})
             plain[name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise StudyError(

@@ -11,14 +11,13 @@ import pandas as pd
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.folders import read_folder
-from sb3_uatrpo.study.record import PLAIN, StudyError
+from sb3_uatrpo.study.record import StudyError
 from sb3_uatrpo.study.results import (
     GROUP,
     Pair,
     Results,
     counted,
     different_hyperparameters,
-    evaluations,
     in_order,
     joined,
     pairs_of,
@@ -31,7 +30,6 @@ from sb3_uatrpo.study.statistics import (
     N_RESAMPLES,
     N_RESAMPLES_OVER_TRAINING,
     N_RESAMPLES_RLIABLE,
-    Array,
     Estimate,
 )
 
@@ -98,13 +96,7 @@ def report(
     if not records:
         reasons = f" ({len(unreadable)} unreadable, the first: {unreadable[0][1]})" if unreadable else ""
         raise StudyError(f"{folder}: no records{reasons}")
-    runs = tabulate_runs(records, separate_settings)
-    known = [name or PLAIN for name in runs.variant.unique()]
-    for name in variants:
-        if name not in known:
-            raise StudyError(f"no runs of the variant {name!r}; there are {', '.join(known)}")
-    if variants:
-        runs = runs[runs.variant.replace("", PLAIN).isin(variants)]
+    runs = tabulate_runs(records, separate_settings, variants)
     compared = runs[runs.final_return.notna()]
     if compared.empty:
         raise StudyError(f"{folder}: no run is done with a training return, out of {counted(len(runs), 'run')}")
@@ -190,7 +182,7 @@ def _returns(results: Results) -> Iterator[str]:
             alone.add(len(runs))
         row = [*names, len(runs), _mean_and_error(returns), _estimate(mean)[1], *_estimate(cvar)]
         row += [counted(n_behind_cvar, "run"), _number(returns.min()), _number(returns.max())]
-        rows.append([*row, _mean_and_error(_last_evaluation(runs))])
+        rows.append([*row, _last_evaluation(runs)])
     yield _table(
         f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
         "rests on | lowest | highest | last evaluation",
@@ -211,7 +203,7 @@ def _successes(results: Results) -> Iterator[str]:
         shares = runs.final_success.dropna()
         if len(shares):
             _, interval = _estimate(statistics.bootstrap_mean(shares), PERCENT)
-            last = _mean_and_error(_last_evaluation(runs, "is_success"), PERCENT)
+            last = _last_evaluation(runs, "is_success", PERCENT)
             rows.append([*names, len(shares), _mean_and_error(shares, PERCENT), interval, last])
     if rows:
         yield "## Success rates"
@@ -340,8 +332,8 @@ def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
 
 def _number(value: float, digits: int | None = None) -> str:
     """Rounded to four significant digits, and to an integer from 1,000 up, unless ``digits`` says otherwise."""
-    if math.isnan(value):
-        return ""
+    if not math.isfinite(value):
+        return "" if math.isnan(value) else str(value)
     if digits is None and 0 < abs(value) < 1e-3:
         return f"{value:.4g}"
     if digits is None:
@@ -367,9 +359,13 @@ def _mean_and_error(values: Any, form: Callable[[float], str] = _number) -> str:
     return form(float(values.mean())) + error
 
 
-def _last_evaluation(runs: pd.DataFrame, name: str = "returns") -> Array:
-    _, means = evaluations(runs, name)
-    return means[:, -1:].ravel()
+def _last_evaluation(runs: pd.DataFrame, name: str = "returns", form: Callable[[float], str] = _number) -> str:
+    """Mean and error over the runs of each one's own last evaluation; how many runs that are, if not all."""
+    rows = [record.evaluations[name][-1] for record in runs.record if record.evaluations.get(name)]
+    values = np.array([np.mean(row) for row in rows])
+    values = values[np.isfinite(values)]
+    few = f" ({counted(len(values), 'run')})" if 0 < len(values) < len(runs) else ""
+    return _mean_and_error(values, form) + few
 
 
 def _seeds(seeds: list[int]) -> str:

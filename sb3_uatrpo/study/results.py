@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.record import Record, RunSpec, StudyError
+from sb3_uatrpo.study.record import PLAIN, Record, RunSpec, StudyError
 from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
 
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
@@ -30,7 +30,9 @@ Panel = tuple[str, str]
 Group = tuple[str, str, str]
 
 
-def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) -> pd.DataFrame:
+def tabulate_runs(
+    records: Sequence[Record], separate_settings: bool = False, variants: Sequence[str] = ()
+) -> pd.DataFrame:
     """
     A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
     have the same ``environment``, ``variant`` and ``algorithm``.
@@ -42,18 +44,19 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
     :param records: of any algorithms, environments, variants and hyperparameters
     :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own,
         which name the differences
+    :param variants: the variants to keep, ``"plain"`` for runs without varied values; all by default
     :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant, values varied for it
         alone, and any other differences; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``,
         a share of episodes, NaN where unknown; and ``record``
-    :raises StudyError: if hyperparameters differ within an algorithm, or numbers of steps within an environment, and
-        ``separate_settings`` is not set
+    :raises StudyError: if finished runs differ in hyperparameters within an algorithm, or in numbers of steps within an
+        environment, and ``separate_settings`` is not set; or if one of ``variants`` does not exist
     """
     specs = [record.spec for record in records]
-    variants, algorithms = _variants_and_algorithms(specs)
+    names, algorithms = _variants_and_algorithms(specs)
     runs = pd.DataFrame(
         {
             "environment": [spec.env_id for spec in specs],
-            "variant": variants,
+            "variant": names,
             "algorithm": algorithms,
             "seed": [spec.seed for spec in specs],
             "status": [record.status for record in records],
@@ -63,8 +66,14 @@ def tabulate_runs(records: Sequence[Record], separate_settings: bool = False) ->
             "record": records,
         }
     )
+    known = [name or PLAIN for name in sorted(set(names))]
+    for name in variants:
+        if name not in known:
+            raise StudyError(f"no runs of the variant {name!r}; there are {', '.join(known)}")
+    if variants:
+        runs = runs[runs.variant.replace("", PLAIN).isin(variants)]
     if not separate_settings:
-        _refuse_different_steps(runs)
+        _refuse_different_steps(runs[runs.status == "done"])
     runs["algorithm"] = _labels(runs, separate_settings)
     order = in_order(runs.algorithm)
     return runs.sort_values(
@@ -122,7 +131,9 @@ def _refuse_different_steps(runs: pd.DataFrame) -> None:
 def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
     labels = runs.algorithm.copy()
     deciding = runs.record.map(lambda record: json.dumps(_what_decides(record.spec), sort_keys=True))
-    for (env_id, variant, algo), alike in runs.groupby(GROUP):
+    # failed runs count in no mean
+    labelled = runs if separate_settings else runs[runs.status == "done"]
+    for (env_id, variant, algo), alike in labelled.groupby(GROUP):
         kinds = [kind for _, kind in alike.groupby(deciding)]
         settings = [_what_decides(kind.record.iloc[0].spec) for kind in kinds]
         differing = _differing(settings)
@@ -168,7 +179,7 @@ def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list
     :return: the hyperparameters that both groups have, but with different values, as ``name value and value``
     """
     ours, theirs = (_what_decides(runs.record.iloc[0].spec) for runs in (first, second))
-    in_both = ours.keys() & theirs.keys()
+    in_both = ours.keys() & theirs.keys() - EVALUATION
     return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing([ours, theirs]) if name in in_both]
 
 
@@ -230,13 +241,15 @@ def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array
     :return: steps at which all runs were evaluated (``n_evaluations``), and the mean over the episodes of each
         deterministic evaluation (``n_runs x n_evaluations``)
     """
-    means = pd.DataFrame(
-        {
-            i: pd.Series([np.mean(row) for row in record.evaluations[name]], record.evaluations["timesteps"])
-            for i, record in enumerate(runs.record)
-            if record.evaluations.get(name)
-        }
-    ).dropna()
+    series = [
+        pd.Series([np.mean(row) for row in record.evaluations[name]], record.evaluations["timesteps"])
+        for record in runs.record
+        if record.evaluations.get(name)
+    ]
+    if not series:
+        return np.empty(0), np.empty((0, 0))
+    # a NaN is a value too: it leaves a gap, but no other step takes its place
+    means = pd.concat(series, axis=1, join="inner")
     return means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64).T
 
 

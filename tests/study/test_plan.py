@@ -165,6 +165,12 @@ def test_values_are_read_as_python_writes_them():
         ({"conf_files": ["OTHERS"]}, "not found for ppo-CartPole-v1"),
         ({"conf_files": ["BROKEN"]}, "ppo on CartPole-v1"),
         ({"conf_files": ["LIST"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["RAISES"]}, "NameError: name 'gamma' is not defined"),
+        ({"conf_files": ["EXITS"]}, "SystemExit: not today"),
+        ({"params": ["policy_kwargs:{'a': {1: 2}}"]}, "policy_kwargs of ppo on CartPole-v1 must be"),
+        ({"params": ["n_timesteps:50"]}, "n_timesteps is given twice: for all runs (10), and as a hyperparameter"),
+        ({"variants": {"long": {"ppo": {"n_timesteps": 50}}}}, "n_timesteps is given twice"),
+        ({"algos": ["ars"], "params": ["n_envs:2"]}, "ars takes n_envs 1 in a study, but on CartPole-v1 it is 2"),
         ({"conf_files": ["sac:own.yml"]}, "a file of 'sac', which is not in the study: sac:own.yml"),
     ],
 )
@@ -177,16 +183,30 @@ def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):
         "BROKEN": "a: [",
         "LIST": "- 1\n",
         "INFINITE": "default:\n  policy: MlpPolicy\n  gamma: .inf\n",
+        "RAISES": "hyperparams = {'default': {'gamma': gamma}}\n",
+        "EXITS": "raise SystemExit('not today')\n",
     }
+    suffixes = {"RAISES": ".py", "EXITS": ".py"}
     for name, text in files.items():
-        (tmp_path / f"{name}.yml").write_text(text)
-    if changes.get("conf_files", [""])[0] in files:
-        changes = {"conf_files": [str(tmp_path / f"{changes['conf_files'][0]}.yml")]}
+        (tmp_path / name).with_suffix(suffixes.get(name, ".yml")).write_text(text)
+    if (name := changes.get("conf_files", [""])[0]) in files:
+        changes = {"conf_files": [str((tmp_path / name).with_suffix(suffixes.get(name, ".yml")))]}
     arguments = {"algos": ["ppo"], "env_ids": ["CartPole-v1"], "seeds": [0], "n_timesteps": 10, **changes}
     with pytest.raises(StudyError) as caught:
         plan(**arguments)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_names_of_varied_values_tell_them_apart():
+    def names(algo, **vary):
+        return [spec.variant for spec in plan([algo], ["CartPole-v1"], [0], 10, vary=vary)]
+
+    assert names("ppo", gamma=[0.9999999, 0.99999999, 1.0]) == ["gamma=0.9999999", "gamma=0.99999999", "gamma=1"]
+    assert names("ppo", gamma=[1, 1.0]) == ["gamma=1"]
+    assert names("uatrpo", trust_region_delta=[1e-6, 0.03]) == ["trust_region_delta=1e-06", "trust_region_delta=0.03"]
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 10, vary={"policy_kwargs": ["dict(a=[64],net_arch=[32,64])"]})
+    assert spec.varied == ["policy_kwargs=dict(a=[64], net_arch=[32, 64])"]
 
 
 def test_a_range_of_seeds_is_bounded_before_it_is_written_out():

@@ -213,6 +213,18 @@ def test_settings_are_told_apart_or_refused(tmp_path, page):
     assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
 
 
+def test_failed_runs_with_other_settings_do_not_stand_in_the_way(tmp_path, page):
+    wrong = [
+        make_record(seed=0, hyperparameters={"gamma": 2}, status="failed"),
+        make_record(seed=1, n_timesteps=10**8, status="failed"),
+    ]
+    right = [make_record(seed=seed, hyperparameters={"gamma": 0.99}) for seed in range(2)]
+    text = page(write(tmp_path / "study", *wrong, *right))
+    assert text.splitlines()[2].startswith("2 runs done, 2 failed")
+    (row,) = rows(section(text, "Returns"))
+    assert row[2:4] == ["uatrpo", "2"]
+
+
 def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path, page):
     names = ("batch_size", "gae_lambda", "learning_rate", "n_critic_updates", "sub_sampling_factor")
     records = [
@@ -377,6 +389,11 @@ def test_some_variants_alone(tmp_path, page):
     assert shown() == shown("plain", "noise=1") == {"–", "noise=1"}
     assert shown("plain") == {"–"}
     assert shown("noise=1") == {"noise=1"}
+    # what is not shown may differ
+    write_record(make_record(n_timesteps=20_000, variant="noise=1", seed=9, noise=1.0), folder / "records")
+    assert shown("plain") == {"–"}
+    with pytest.raises(StudyError, match="have 20,000, 300,000 steps"):
+        shown("noise=1")
     with pytest.raises(StudyError, match="no runs of the variant 'noise=2'; there are plain, noise=1"):
         page(folder, variants=("noise=2",))
 
@@ -397,6 +414,29 @@ def test_evaluations_at_steps_that_all_runs_share():
     timesteps, means = evaluations(tabulate_runs([make_record(seed=0, final=10.0), short]))
     np.testing.assert_array_equal(timesteps, [2000, 4000])
     np.testing.assert_array_equal(means, [[11.0, 11.0], [1.0, 3.0]])
+    # no other step takes the place of one with a NaN
+    broken = dataclasses.replace(short, evaluations={"timesteps": [2000, 4000], "returns": [[1.0], [np.nan]]})
+    timesteps, means = evaluations(tabulate_runs([make_record(seed=0, final=10.0), broken]))
+    np.testing.assert_array_equal(timesteps, [2000, 4000])
+    np.testing.assert_array_equal(means, [[11.0, 11.0], [1.0, np.nan]])
+    assert evaluations(tabulate_runs([make_record(eval_freq=0)]))[0].size == 0
+
+
+def test_the_last_evaluation_is_each_runs_own(tmp_path, page):
+    def last(*evaluated):
+        records = [
+            dataclasses.replace(make_record(seed=seed), evaluations={"timesteps": steps, "returns": returns})
+            for seed, (steps, returns) in enumerate(evaluated)
+        ]
+        (row,) = rows(section(page(write(tmp_path / str(len(list(tmp_path.iterdir()))), *records)), "Returns"))
+        return row[-1]
+
+    assert last(([3, 6, 9], [[1.0], [2.0], [30.0]]), ([2, 4, 6, 8], [[1.0]] * 3 + [[40.0]])) == "35.00 ± 5.000"
+    assert last(([3], [[5.0]]), ([], [])) == "5.000 (1 run)"
+    assert last(([3, 6], [[1.0], [np.nan]]), ([3, 6], [[2.0], [4.0]]), ([3, 6], [[2.0], [6.0]])) == (
+        "5.000 ± 1.000 (2 runs)"
+    )
+    assert last(([], []), ([], [])) == "–"
 
 
 def test_a_pair_of_ones_own(tmp_path, page):
@@ -518,6 +558,37 @@ def test_a_run_that_was_repeated_after_a_failure_counts(tmp_path):
     records, bad = read_zoo_folder(tmp_path)
     assert [record.status for record in records] == ["done"]
     assert not bad
+
+
+def test_an_episode_without_a_return_counts_its_steps(tmp_path):
+    run = zoo_run(tmp_path)
+    lines = (run / "0.monitor.csv").read_text().splitlines()
+    lines[2] = "nan,100,1"
+    # the last one was being written
+    (run / "0.monitor.csv").write_text("\n".join([*lines, "100.0,10"]) + "\n")
+    ((record,), bad) = read_zoo_folder(tmp_path)
+    assert not bad
+    assert record.episodes["timesteps"] == list(range(100, 1001, 100))
+    assert np.isnan(record.episodes["returns"][0])
+
+
+def test_what_rl_zoo_knows_of_evaluations_and_tuples(tmp_path, page):
+    run = zoo_run(tmp_path)
+    shape = {"timesteps": [500, 1000], "ep_lengths": [[1, 1]] * 2}
+    successes = [[True, False], [True, True]]
+    np.savez(run / "evaluations.npz", results=[[1.0, 2.0], [3.0, np.inf]], successes=successes, **shape)
+    (run / "CartPole-v1" / "config.yml").write_text(
+        "!!python/object/apply:collections.OrderedDict\n"
+        "- - - n_timesteps\n    - 1000.0\n"
+        "  - - train_freq\n    - !!python/tuple\n      - 1\n      - episode\n"
+    )
+    ((record,), bad) = read_zoo_folder(tmp_path)
+    assert not bad
+    assert record.evaluations["is_success"] == [[1.0, 0.0], [1.0, 1.0]]
+    assert record.spec.hyperparameters["train_freq"] == [1, "episode"]
+    # an infinite return is no number to average
+    (row,) = rows(section(page(tmp_path), "Returns"))
+    assert row[-1] == "–"
 
 
 def test_a_configuration_makes_no_objects(tmp_path):

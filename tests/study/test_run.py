@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ from stable_baselines3 import PPO
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess, run_study
-from sb3_uatrpo.study.folders import StudyFolder
+from sb3_uatrpo.study.folders import StudyFolder, merge_studies
 from sb3_uatrpo.study.plan import plan, read_study_file
-from sb3_uatrpo.study.record import read_record, read_records, write_record
+from sb3_uatrpo.study.record import StudyError, read_record, read_records, write_record
 from sb3_uatrpo.study.worker import OUTPUT, failed_record, run_one
 from tests.study.synthetic import make_folder, make_record
 from tests.study.tasks import processes_seen
@@ -440,6 +442,9 @@ def test_a_study_from_a_file_to_models_that_rl_zoo_shows(tmp_path, finish, monke
         ("variants: {short: {ppo: {gama: 0.5}}}", "unknown hyperparameter 'gama' of ppo"),
         ("variants: {short: {pppo: {gamma: 0.5}}}", "unknown algorithm 'pppo'"),
         ("noise: [0, -1]", "noise[1]: -1 is less than the minimum of 0"),
+        ("seeds: []", "seeds: [] should be non-empty"),
+        ("variants: {short: {1: {gamma: 0.5}}}", "a key must be text, but it is 1"),
+        ("variants: {short: {ppo: {1: 0.5}}}", "a key must be text, but it is 1"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_one_line(text, message, tmp_path, finish):
@@ -525,6 +530,37 @@ def test_folders_are_merged(tmp_path, finish):
     (model,) = merged.model_path(specs[0]).rglob("*.zip")
     assert model.read_bytes() == b"learned"
     assert "0 records copied" in finish(words, code=1)
+
+
+def test_a_merge_keeps_what_a_later_release_has_added(tmp_path):
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 100)
+    source, target = (StudyFolder(tmp_path / name, create=True) for name in ("source", "target"))
+    path = source.write(failed_record(spec, "lost", STARTED))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "there"}))
+    assert merge_studies([source], target) == (1, [])
+    assert json.loads((target.records_path / path.name).read_text())["host"] == "there"
+
+
+def test_a_record_that_cannot_be_kept_is_rescued(tmp_path, monkeypatch):
+    """As when the disk is full after a day of computing."""
+    specs = plan(["ppo"], ["CartPole-v1"], [0], 100)
+    folder = StudyFolder(tmp_path / "study", create=True)
+    monkeypatch.setattr(StudyFolder, "write", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(StudyError, match=r"No space left on device; the record of .* is in (.*) instead") as caught:
+        run_study(specs, folder, Instant)
+    rescued = str(caught.value).split(" is in ")[1].removesuffix(" instead")
+    assert read_record(rescued).spec == specs[0]
+    shutil.rmtree(Path(rescued).parent)
+
+
+def test_models_are_not_made_for_runs_that_have_a_record(tmp_path, finish):
+    words = ["run", "--folder", str(tmp_path / "study"), *PLAN]
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 100)
+    StudyFolder(tmp_path / "study", create=True).write(
+        replace(failed_record(spec, "", STARTED), status="done", traceback=None)
+    )
+    assert "no model" not in finish(words)
+    assert "1 runs have a record but no model; they are not repeated" in finish([*words, "--save-models"])
 
 
 def test_runs_that_are_too_short_for_an_evaluation_are_announced(tmp_path, capsys):
