@@ -56,10 +56,9 @@ class ActingMLP:
     """
     A copy of a plain MLP's parameters that acts in its place.
 
-    It draws the actions that the policy would draw, from the same random stream. Values and log-probabilities come from
-    the copy, so they are those of the policy that acted, even if the policy has changed since. Changes are detected by
-    comparing the parameters themselves, so no way of changing them goes unnoticed, and by looking at each place where
-    the parts and methods that a policy acts with could be replaced.
+    It draws the actions that the policy would draw, from the same random stream, and evaluates them, even if the policy
+    has changed since. Changes are noticed by comparing the parameters themselves, and each place where the parts and
+    methods that a policy acts with could be replaced.
 
     :param mlp: a plain MLP on the CPU, in evaluation mode
     """

@@ -1,7 +1,7 @@
 """Rollout buffer → batch: one rollout as tensors, in time order."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,18 @@ def rows_of(observations: th.Tensor | TensorDict, rows: slice) -> Any:
     :param rows: the rows to take
     :return: these rows, in the same form
     """
-    if isinstance(observations, dict):
-        return {key: value[rows] for key, value in observations.items()}
-    return observations[rows]
+    return each(lambda part: part[rows], observations)
+
+
+def each(function: Callable[..., Any], *observations: Any) -> Any:
+    """
+    :param function: takes as many arrays as there are observations
+    :param observations: arrays, or dicts of arrays with the same keys
+    :return: its result for the arrays, or for those of each key
+    """
+    if isinstance(observations[0], dict):
+        return {key: function(*(part[key] for part in observations)) for key in observations[0]}
+    return function(*observations)
 
 
 def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> Batch:
@@ -82,11 +91,8 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
         # In float64, so that equal advantages give zeros instead of magnified rounding errors; the constant is SB3's
         exact = advantages.double()
         advantages = ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantages.dtype)
-    observations = [samples.observations for samples in pieces]
     return Batch(
-        {key: th.cat([part[key] for part in observations]) for key in observations[0]}
-        if isinstance(observations[0], dict)
-        else th.cat(observations),
+        each(lambda *parts: th.cat(parts), *(samples.observations for samples in pieces)),
         th.cat([samples.actions for samples in pieces]),
         advantages,
     )
@@ -101,13 +107,7 @@ def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
     twin = copy.copy(rollout_buffer)
     if not rollout_buffer.generator_ready:
         for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
-            value = getattr(rollout_buffer, name)
-            flat = (
-                {key: twin.swap_and_flatten(array) for key, array in value.items()}
-                if isinstance(value, dict)
-                else twin.swap_and_flatten(value)
-            )
-            setattr(twin, name, flat)
+            setattr(twin, name, each(twin.swap_and_flatten, getattr(rollout_buffer, name)))
         twin.generator_ready = True
     # a slice saves a copy, but a buffer with its own _get_samples may expect an array
     rows = slice(None) if is_sb3s_own(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)

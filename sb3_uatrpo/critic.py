@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 from torch.optim import optimizer as th_optimizer
 
-from sb3_uatrpo.batch import rows_of
+from sb3_uatrpo.batch import each, rows_of
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding, size_of_terms
 from sb3_uatrpo.storage import is_sb3s_own
@@ -212,10 +212,7 @@ def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
         rows = array if rollout_buffer.generator_ready else array.reshape(n_total, *array.shape[2:])
         return th.as_tensor(rows[:n_rows], device=rollout_buffer.device)
 
-    observations: Any = rollout_buffer.observations
-    if isinstance(observations, dict):
-        return {key: first(array) for key, array in observations.items()}
-    return first(observations)
+    return each(first, rollout_buffer.observations)
 
 
 def _accumulation_hooks(param: th.Tensor) -> Iterable[Callable[[th.Tensor], None]]:

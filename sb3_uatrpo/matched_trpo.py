@@ -35,45 +35,13 @@ class MatchedTRPO(TrustRegionAlgorithm):
     Paper: Schulman et al., *Trust Region Policy Optimization*, ICML 2015, https://arxiv.org/abs/1502.05477; the
     defaults are those of the UA-TRPO paper's experiments (its appendix).
 
-    :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
-    :param env: The environment to learn from (if registered in Gym, can be str)
-    :param learning_rate: The learning rate for the value function, it can be a function
-        of the current progress remaining (from 1 to 0)
-    :param n_steps: The number of steps to run for each environment per update
-        (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
-    :param batch_size: Minibatch size for the value function
-    :param gamma: Discount factor γ, in [0, 1]
-    :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
+    All other arguments are those of :class:`UATRPO`:
+
     :param target_kl: δ_KL > 0, size of the trust region in nats
     :param cg_max_steps: maximum number of conjugate-gradient steps
     :param cg_damping: multiple of the identity added to F̂, at least 0
     :param sub_sampling_factor: F̂ is estimated from every ``sub_sampling_factor``-th step of the batch
-    :param normalize_advantage: Whether to standardise the advantages over the batch
-    :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
-        replaced by ĝ_j - x·se_j·sign(ĝ_j), where se_j is the standard error of ĝ_j over the batch
-    :param line_search_shrinking_factor: step-size reduction factor κ for the line search, in (0, 1)
-    :param line_search_max_iter: maximum number of trials of the line search, κ^0 to κ^(max_iter-1)
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``
-    :param n_critic_updates: number of epochs in which the value function is trained on the batch in each update; 0
-        leaves it unchanged
-    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
-        instead of action noise exploration (default: False)
-    :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
-        Default: -1 (only sample at the beginning of the rollout)
-    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
-    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards
-        in large batches, for standard MLP policies on the CPU. The buffer is the same up to float rounding. ``False``
-        collects rollouts as Stable-Baselines3 does.
-    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
-        the reported success rate, mean episode length, and mean reward over
-    :param tensorboard_log: the log location for tensorboard (if None, no logging)
-    :param policy_kwargs: additional arguments to be passed to the policy on creation
-    :param verbose: the verbosity level: 0 no output, 1 info, 2 debug
-    :param seed: Seed for the pseudo random generators
-    :param device: Device (cpu, cuda, ...) on which the code should be run.
-        Setting it to auto, the code will be run on the GPU if possible.
-    :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
     """
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_uatrpo.acting import ActingMLP
-from sb3_uatrpo.batch import rows_of
+from sb3_uatrpo.batch import each, rows_of
 from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage, is_sb3s_own
@@ -42,7 +42,7 @@ class StepEvaluation:
     def __init__(self, acting: ActingMLP, observations: Any, actions: np.ndarray) -> None:
         self._acting, self._stored = acting, observations
         # what the policy saw and drew, whatever an environment or a callback writes into the arrays later
-        self.observations, self.actions = _copied(observations), actions.copy()
+        self.observations, self.actions = each(np.copy, observations), actions.copy()
         self._found: tuple[th.Tensor, th.Tensor] | None = None
 
     @property
@@ -111,7 +111,7 @@ class DeferredEvaluation:
         n_steps = max(1, n_rows // n_envs)
         for start in range(0, len(self._unread), n_steps):
             places, some = map(list, zip(*self._unread[start : start + n_steps], strict=True))
-            observations = _joined([step.observations for step in some])
+            observations = each(lambda *steps: np.concatenate(steps), *(step.observations for step in some))
             actions = np.concatenate([step.actions for step in some])
             # a single step may have more rows than that, one for each environment
             parts = [slice(row, row + n_rows) for row in range(0, len(actions), n_rows)]
@@ -125,19 +125,6 @@ def _n_bytes(observations: Any) -> int:
     return (
         sum(array.nbytes for array in observations.values()) if isinstance(observations, dict) else observations.nbytes
     )
-
-
-def _copied(observations: Any) -> Any:
-    if isinstance(observations, dict):
-        return {key: array.copy() for key, array in observations.items()}
-    return observations.copy()
-
-
-def _joined(observations: list[Any]) -> Any:
-    """The observations of several steps, step after step, in the form that the policy takes."""
-    if isinstance(observations[0], dict):
-        return {key: np.concatenate([step[key] for step in observations]) for key in observations[0]}
-    return np.concatenate(observations)
 
 
 def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
@@ -156,15 +143,13 @@ class DeferredRollouts(OnPolicyAlgorithm):
     """
     On-policy base class whose rollouts evaluate the visited states in batches, not step by step.
 
-    The buffer holds what Stable-Baselines3's own ``collect_rollouts`` leaves there: the same states, actions and
-    rewards, since actions are drawn by the same operations from the same random stream, and values and
-    log-probabilities equal to float rounding, since they come from larger batches. Callbacks that read ``values`` or
-    ``log_probs`` from their locals get the tensors themselves, computed on demand.
+    The buffer holds what Stable-Baselines3's own ``collect_rollouts`` leaves there, up to float rounding of values and
+    log-probabilities. Callbacks that read these get the tensors themselves, computed on demand; in the buffer, they are
+    zero until the end of the rollout.
 
     This is done for standard MLP policies on the CPU and buffers with the usual ``add``. In all other cases, rollouts
     are collected by Stable-Baselines3 itself. If the policy changes during a rollout, it acts and evaluates itself,
-    step by step, for the rest of the rollout. During a rollout, the buffer's ``values`` and ``log_probs`` are zero
-    until they are computed.
+    step by step, for the rest of the rollout.
     """
 
     fast_rollouts: bool
@@ -181,12 +166,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
         n_rollout_steps: int,
     ) -> bool:
         """
-        Fill the buffer with the experience of the current policy.
+        Fill the buffer with the experience of the current policy; the arguments are Stable-Baselines3's.
 
-        :param env: The training environment
-        :param callback: called at each step, and at the beginning and end of the rollout
-        :param rollout_buffer: Buffer to fill with rollouts
-        :param n_rollout_steps: Number of experiences to collect per environment
         :return: False if the callback ended the rollout early
         """
         acting = self._who_acts(rollout_buffer)

@@ -197,28 +197,16 @@ class TrustRegionAlgorithm(DeferredRollouts):
     def load(
         cls: type[SelfTrustRegionAlgorithm],
         path: str | pathlib.Path | io.BufferedIOBase,
-        env: GymEnv | None = None,
-        device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
+        *args: Any,
         **kwargs: Any,
     ) -> SelfTrustRegionAlgorithm:
         """
-        Load a model from a zip-file; the arguments are Stable-Baselines3's.
+        Load a model from a zip-file. The arguments are Stable-Baselines3's.
 
-        :param path: path to the file (or a file-like) where to load the agent from
-        :param env: the new environment to run the loaded model on
-        :param device: Device on which the code should run.
-        :param custom_objects: Dictionary of objects to replace upon loading
-        :param print_system_info: Whether to print system info from the saved model and the current system info
-        :param force_reset: Force call to ``reset()`` before training
-        :param kwargs: extra arguments to change the model when loading
-        :return: new model instance with loaded parameters
         :raises ValueError: if another algorithm saved the file, or an argument has a bad value
         """
         cls._refuse_other_algorithms(path)
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+        return super().load(path, *args, **kwargs)
 
     @classmethod
     def _refuse_other_algorithms(cls, path: str | pathlib.Path | io.BufferedIOBase) -> None:
@@ -248,8 +236,16 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
         """
-        self.n_steps = check_integer("n_steps", self.n_steps, 1)
-        self.batch_size = check_integer("batch_size", self.batch_size, 1)
+        for name, low in (
+            ("n_steps", 1),
+            ("batch_size", 1),
+            ("line_search_max_iter", 1),
+            ("n_critic_updates", 0),
+            ("sub_sampling_factor", 1),
+            ("sde_sample_freq", -1),
+            ("_stats_window_size", 1),
+        ):
+            setattr(self, name, check_integer(name.lstrip("_"), getattr(self, name), low))
         if not callable(self.learning_rate):
             self.learning_rate = check_real("learning_rate", self.learning_rate, 0.0, low_included=True)
         for name in ("gamma", "gae_lambda"):
@@ -257,13 +253,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
         self.line_search_shrinking_factor = check_real(
             "line_search_shrinking_factor", self.line_search_shrinking_factor, 0.0, 1.0
         )
-        self.line_search_max_iter = check_integer("line_search_max_iter", self.line_search_max_iter, 1)
         self.line_search_kl_factor = check_real("line_search_kl_factor", self.line_search_kl_factor, 0.0)
-        self.n_critic_updates = check_integer("n_critic_updates", self.n_critic_updates, 0)
-        self.sub_sampling_factor = check_integer("sub_sampling_factor", self.sub_sampling_factor, 1)
         self.adversarial_noise = check_real("adversarial_noise", self.adversarial_noise, 0.0, low_included=True)
-        self.sde_sample_freq = check_integer("sde_sample_freq", self.sde_sample_freq, -1)
-        self._stats_window_size = check_integer("stats_window_size", self._stats_window_size, 1)
         for name in ("use_sde", "normalize_advantage", "fast_rollouts"):
             setattr(self, name, check_bool(name, getattr(self, name)))
         if self.seed is not None:
@@ -436,12 +427,6 @@ class TrustRegionAlgorithm(DeferredRollouts):
         """
         Train for at least ``total_timesteps`` environment steps; the arguments are Stable-Baselines3's.
 
-        :param total_timesteps: The total number of samples (env steps) to train on
-        :param callback: callback(s) called at every step with state of the algorithm
-        :param log_interval: number of updates between logs
-        :param tb_log_name: the name of the run for TensorBoard logging; the class's name by default
-        :param reset_num_timesteps: whether or not to reset the current timestep number
-        :param progress_bar: Display a progress bar using tqdm and rich
         :return: the trained model
         :raises ValueError: if an attribute was set to a value that the constructor would refuse
         """

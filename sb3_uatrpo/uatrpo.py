@@ -66,9 +66,8 @@ class UATRPO(TrustRegionAlgorithm):
         ``"batch"``
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, as in the paper, or ``"nystrom"``
     :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0,
-        as in the paper, keeps the step in the observed subspace. Any other value lets the step leave it, since M_ρ has
-        curvature in all directions. Small values do not resemble 0: the smaller ρ is, the more of the step lies
-        outside the observed subspace.
+        as in the paper, keeps the step in the observed subspace. Any other value lets the step leave it, and small
+        values do so most.
     :param target_kl: estimated KL divergence of the full step in nats, η = √(2·``target_kl``/v'F̂v), as in TRPO.
         ``trust_region_delta`` is then not used, and uncertainty shapes only the direction. ``None``, as in the paper,
         takes the length from ``trust_region_delta``.
@@ -90,9 +89,8 @@ class UATRPO(TrustRegionAlgorithm):
         Default: -1 (only sample at the beginning of the rollout)
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards
-        in large batches, for standard MLP policies on the CPU. The buffer is the same up to float rounding. ``False``
-        collects rollouts as Stable-Baselines3 does.
+    :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards,
+        for standard MLP policies on the CPU. ``False`` collects rollouts as Stable-Baselines3 does.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)

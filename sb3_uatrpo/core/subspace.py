@@ -7,16 +7,13 @@ only Y'Y, Ω'Y and Y'ĝ are needed from the d-dimensional space. They are small 
 float64 work takes bounded memory for any d. The rest is algebra of m×m matrices on the CPU.
 
 There are two reconstructions of M̃. The paper's solves M̃(Q'Ω) = Q'Y in the least-squares sense. Nyström's is
-M̃ = Q'Y(Ω'Y)⁺Y'Q, truncated to half the projections, which is closer to Q'M̂Q and stays positive semidefinite
-(Tropp, Yurtsever, Udell and Cevher, 2017, *Fixed-rank approximation of a positive-semidefinite matrix from
-streaming data*). The small eigenvalues of either are noise, and dividing by them would let noise set the step: the
-thresholds below are part of the method.
+M̃ = Q'Y(Ω'Y)⁺Y'Q, truncated to half the projections (Tropp, Yurtsever, Udell and Cevher, 2017, *Fixed-rank
+approximation of a positive-semidefinite matrix from streaming data*). The small eigenvalues of either are noise, which
+would set the step if it were divided by them: the thresholds below are part of the method.
 
-With shrinkage ρ > 0 the matrix is (1-ρ)M̂ + μI instead, μ = ρ·tr M̂/d: the linear shrinkage of a covariance matrix
-towards a multiple of the identity, for matrices estimated from few samples (Ledoit and Wolf, 2004, *A well-conditioned
-estimator for large-dimensional covariance matrices*; their estimate of the best ρ is not used). The columns of Ω are
-standard Gaussian, so the mean of ω'M̂ω over them, tr(Ω'Y)/m, estimates the trace (Hutchinson, 1990). The direction is
-then no longer confined to the observed subspace. Outside it the curvature is μ:
+With shrinkage ρ > 0 the matrix is (1-ρ)M̂ + μI instead, μ = ρ·tr M̂/d (Ledoit and Wolf, 2004, *A well-conditioned
+estimator for large-dimensional covariance matrices*; their estimate of the best ρ is not used). tr(Ω'Y)/m estimates the
+trace (Hutchinson, 1990). Outside the observed subspace the curvature is μ:
 
 .. math:: v = Q\left((1-\rho)\tilde M+\mu I\right)^{-1}Q'\hat g + (\hat g - QQ'\hat g)/\mu
 """
@@ -29,13 +26,12 @@ import torch as th
 
 #: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
 RESOLUTION = th.finfo(th.float32).eps
-#: Relative cuts above this are applied to singular values from Y'Y, which is much cheaper than a QR decomposition. Y'Y
-#: squares the singular values, so those at a relative cut t are accurate to ε/t², with float64's ε. Above this bound,
-#: which means from 839 parameters on, that is 2e-8 or better: finer than the resolution of the statistic itself.
+#: Relative cuts above this are applied to singular values from Y'Y, which is much cheaper than a QR decomposition but
+#: squares them: at a relative cut t they are accurate to ε/t², with float64's ε. Here that is 2e-8 or better, finer
+#: than the resolution of the statistic itself.
 CUT_FOR_GRAM = 1e-4
-#: Upper limit of the relative cut on singular values with shrinkage. The usual cut exceeds it beyond 839,000
-#: parameters, and keeps nothing from 8.4 million on. Curvature is at least μ, so noise in what is kept cannot lengthen
-#: a step.
+#: Upper limit of the relative cut on singular values with shrinkage, since the usual cut keeps nothing from 8.4 million
+#: parameters on. Curvature is at least μ, so noise in what is kept cannot lengthen a step.
 MAX_SHRUNK_CUT = 0.1
 #: Q'Ω counts as having full rank if no diagonal entry of the R of its QR decomposition is below this fraction of the
 #: largest.

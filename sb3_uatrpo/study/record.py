@@ -1,12 +1,8 @@
 """
 The specification of a run, and its record: one small JSON file, written as a whole or not at all.
 
-Long columns of numbers are packed. A packed column is ``{"encoding": ..., "length": ..., "data": ...}``, where the data
-are base64 of zlib of the values as little-endian numbers of one type: the first bytes of all numbers, then their second
-bytes, and so on. The bytes that hold exponents repeat, so this order compresses well. There are two encodings:
-
-* ``"float32"``: floats with at most six significant digits, which it preserves; NaN stands for ``None``.
-* ``"delta-int64"``: integers, the first one and then the difference of each from the one before.
+Long columns of numbers are packed, as docs/study.md describes: bytes that hold exponents come together and repeat, so
+they compress well.
 """
 
 import base64

@@ -1,9 +1,9 @@
 """
 Statistics over runs: arrays in, numbers out. Nothing here depends on records or pictures.
 
-Returns are undiscounted sums of rewards, in the environment's unit. Intervals are percentile bootstrap intervals over
-runs, from ``scipy.stats.bootstrap`` and rliable, which stratifies the resamples by task. ``options`` are those of
-``bootstrap``. Equal seeds give equal intervals. A single run has no interval: its bounds are NaN.
+Returns are undiscounted sums of rewards. Intervals are percentile bootstrap intervals over runs, from
+``scipy.stats.bootstrap`` and rliable, which stratifies the resamples by task; ``options`` are those of ``bootstrap``. A
+single run has no interval: its bounds are NaN.
 """
 
 import math

@@ -227,13 +227,12 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
 
 class RunRecorder(BaseCallback):
     """
-    Keeps the numbers and strings logged under ``train/``, including those of the last update, which SB3 records but
-    never dumps, and the steps at which episodes end and their ``is_success``, which Monitor does not keep. A wrapper
-    around Monitor may repeat or skip steps, so their number does not follow from the lengths of the episodes.
+    Keeps the numbers and strings logged under ``train/``, also those of the last update, which SB3 never dumps, and the
+    steps at which episodes end and their ``is_success``, which Monitor does not keep. A wrapper around Monitor may
+    repeat or skip steps, so their number does not follow from the lengths of the episodes.
 
     :param report: called with the number of steps done
-    :param n_steps: minimum number of steps between two reports, and between two updates that are kept: algorithms that
-        learn every few steps, such as SAC, have many
+    :param n_steps: minimum number of steps between two reports, and between two updates that are kept
     """
 
     def __init__(self, report: Callable[[int], None], n_steps: int) -> None:
