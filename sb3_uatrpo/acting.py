@@ -57,8 +57,8 @@ class ActingMLP:
     A copy of a plain MLP's parameters that acts in its place.
 
     It draws the actions that the policy would draw, from the same random stream, and evaluates them, even if the policy
-    has changed since. Changes are noticed by comparing the parameters themselves, and each place where the parts and
-    methods that a policy acts with could be replaced.
+    has changed since. It notices changes by comparing the parameters themselves, and by looking at each place where the
+    parts and methods that a policy acts with could be replaced.
 
     :param mlp: a plain MLP on the CPU, in evaluation mode
     """

@@ -145,7 +145,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
 
     The buffer holds what Stable-Baselines3's own ``collect_rollouts`` leaves there, up to float rounding of values and
     log-probabilities. Callbacks that read these get the tensors themselves, computed on demand; in the buffer, they are
-    zero until the end of the rollout.
+    zero until they are computed.
 
     This is done for standard MLP policies on the CPU and buffers with the usual ``add``. In all other cases, rollouts
     are collected by Stable-Baselines3 itself. If the policy changes during a rollout, it acts and evaluates itself,
