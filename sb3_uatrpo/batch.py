@@ -37,20 +37,36 @@ class Batch:
     def __len__(self) -> int:
         return len(self.advantages)
 
-    def __getitem__(self, steps: slice) -> "Batch":
+    def __getitem__(self, steps: slice | th.Tensor) -> "Batch":
         return Batch(rows_of(self.observations, steps), self.actions[steps], self.advantages[steps])
 
-    def subsample(self, factor: int) -> "Batch":
+    def with_non_finite_observations(self) -> "Batch":
+        """:return: the steps whose observations contain NaN or infinity"""
+        parts = self.observations.values() if isinstance(self.observations, dict) else [self.observations]
+        bad = th.zeros(len(self), dtype=th.bool, device=self.advantages.device)
+        for part in parts:
+            bad |= ~part.flatten(1).isfinite().all(dim=1)
+        return self[bad.nonzero().flatten()]
+
+    def subsample(self, factor: int, generator: np.random.Generator) -> "Batch":
         """
-        Every ``factor``-th step, so that samples are only weakly dependent (paper, appendix), but at least two steps.
+        One step from each block of k consecutive steps, k = min(``factor``, n // 2), the last block included, which may
+        be shorter. The blocks keep samples only weakly dependent (paper, appendix). The step is drawn at random: a
+        fixed stride would meet the same steps of every episode whose length shares a factor with k.
 
         :param factor: subsampling factor, at least 1
-        :return: ⌈n/k⌉ steps, k = min(``factor``, n // 2)
+        :param generator: draws the steps, unless k is 1
+        :return: ⌈n/k⌉ steps in time order, at least two
         """
-        return self[:: max(1, min(factor, len(self) // 2))]
+        n, k = len(self), min(factor, len(self) // 2)
+        if k <= 1:
+            return self
+        starts = np.arange(0, n, k)
+        steps = starts + generator.integers(np.minimum(k, n - starts))
+        return self[th.from_numpy(steps).to(self.advantages.device)]
 
 
-def rows_of(observations: th.Tensor | TensorDict, rows: slice) -> Any:
+def rows_of(observations: th.Tensor | TensorDict, rows: slice | th.Tensor) -> Any:
     """
     :param observations: shape ``(n, ...)``, or a dict of such
     :param rows: the rows to take
@@ -79,12 +95,13 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     :param normalize_advantage: standardise the advantages over the batch
     :return: the batch, of n = n_steps·n_envs steps
     :raises AssertionError: if the buffer is not full, as in Stable-Baselines3's own buffers
-    :raises NonFiniteRolloutError: if an observation, reward, advantage or return is NaN or infinite
+    :raises NonFiniteRolloutError: if a reward, advantage or return is NaN or infinite
     """
     assert rollout_buffer.full, (
         f"the rollout buffer holds {rollout_buffer.pos} of {rollout_buffer.buffer_size} steps, but it has to be full"
     )
-    _check_finite(rollout_buffer)
+    for name in ("rewards", "advantages", "returns"):
+        check_finite(rollout_buffer, name)
     pieces = list(_samples(rollout_buffer))
     advantages = th.cat([samples.advantages.flatten() for samples in pieces])
     if normalize_advantage:
@@ -129,18 +146,22 @@ def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
     return int(np.maximum(started, 1).sum())
 
 
-def _check_finite(rollout_buffer: RolloutBuffer) -> None:
-    for name in ("observations", "rewards", "advantages", "returns"):
-        value = getattr(rollout_buffer, name)
-        arrays = value.items() if isinstance(value, dict) else [("", value)]
-        for key, array in arrays:
-            if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
-                continue
-            where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            flattened = rollout_buffer.generator_ready and name != "rewards"
-            env, step = divmod(where[0], rollout_buffer.buffer_size) if flattened else (where[1], where[0])
-            what = f"{name}[{key!r}]" if key else name
-            raise NonFiniteRolloutError(
-                f"The rollout's {what} are not finite: {array[where]} at timestep {step} of environment {env}. "
-                "Nothing was updated: policy, critic and sketch are those of the last update."
-            )
+def check_finite(rollout_buffer: RolloutBuffer, name: str) -> None:
+    """
+    :param rollout_buffer: a full buffer, flattened or not
+    :param name: one of its arrays, or of its dicts of arrays
+    :raises NonFiniteRolloutError: if a number in it is NaN or infinite, naming the place
+    """
+    value = getattr(rollout_buffer, name)
+    arrays = value.items() if isinstance(value, dict) else [("", value)]
+    for key, array in arrays:
+        if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
+            continue
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        flattened = rollout_buffer.generator_ready and name != "rewards"
+        env, step = divmod(where[0], rollout_buffer.buffer_size) if flattened else (where[1], where[0])
+        what = f"{name}[{key!r}]" if key else name
+        raise NonFiniteRolloutError(
+            f"The rollout's {what} are not finite: {array[where]} at timestep {step} of environment {env}. "
+            "Nothing was updated: policy, critic and sketch are those of the last update."
+        )

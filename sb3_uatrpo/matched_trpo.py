@@ -40,7 +40,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :param target_kl: δ_KL > 0, size of the trust region in nats
     :param cg_max_steps: maximum number of conjugate-gradient steps
     :param cg_damping: multiple of the identity added to F̂, at least 0
-    :param sub_sampling_factor: F̂ is estimated from every ``sub_sampling_factor``-th step of the batch
+    :param sub_sampling_factor: F̂ is estimated from one step, drawn at random, of each ``sub_sampling_factor``
+        consecutive steps of the batch
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``
     :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
     """

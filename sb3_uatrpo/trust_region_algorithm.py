@@ -20,19 +20,22 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from stable_baselines3.common.utils import explained_variance, obs_as_tensor, update_learning_rate
 from torch import nn
 
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
 from sb3_uatrpo.arguments import check_bool, check_integer, check_real
-from sb3_uatrpo.batch import Batch, count_trajectories, rollout_batch
+from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_trajectories, rollout_batch
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import UnsupportedDistributionError
 from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.rollouts import DeferredRollouts
+
+#: Keeps the random numbers of the subsample apart from those of Ω
+SUBSAMPLE = 1
 
 SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegionAlgorithm")
 
@@ -154,7 +157,18 @@ class TrustRegionAlgorithm(DeferredRollouts):
         super()._setup_model()
         self._fast_path = FastPath()
         self._logged: set[str] = set()
+        # load() has restored it by now, unless an earlier release saved the model
+        if "subsample_generator" not in vars(self):
+            self.subsample_generator = np.random.default_rng(self._generator_seed(SUBSAMPLE))
         self._n_actor_params = self._check_policy()
+
+    def _generator_seed(self, *purpose: int) -> int:
+        """63 bits that seed a generator of the algorithm's own. Each purpose gets others."""
+        if self.seed is None:
+            # a draw from the global generator, as for everything else without a seed
+            return int(th.randint(2**63 - 1, ()))
+        # not the seed itself: the generator would repeat the numbers that initialised the policy
+        return int(np.random.SeedSequence(self.seed, spawn_key=purpose).generate_state(1, np.uint64)[0]) >> 1
 
     def _check_policy(self) -> int:
         """
@@ -296,20 +310,20 @@ class TrustRegionAlgorithm(DeferredRollouts):
         """
         Update the policy from the rollout buffer: one trust region step of the actor, then epochs of the critic.
 
-        :raises NonFiniteRolloutError: if the rollout contains NaN or infinity. It is raised before anything changes,
-            and is both a ``FloatingPointError`` and a ``ValueError``.
-        :raises ValueError: if a learning rate schedule returned a value that the constructor would refuse. It is raised
-            before the policy changes.
+        :raises NonFiniteRolloutError: if rewards, advantages or returns contain NaN or infinity, or if observations do
+            and the features or outputs that the policy computes from them do, too. It is raised before anything
+            changes, and is both a ``FloatingPointError`` and a ``ValueError``.
+        :raises ValueError: if a learning rate schedule returned NaN or infinity. It is raised before the policy
+            changes.
         :raises RuntimeError: if torch records no gradients, as within ``torch.no_grad()``
         """
         if not th.is_grad_enabled():
             raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         self._update_learning_rate(self.policy.optimizer)
-        for group in self.policy.optimizer.param_groups:
-            check_real("learning_rate", float(group["lr"]), 0.0, low_included=True)
         actor = Actor(self.policy, self._fast_path)
         with actor.evaluation_mode():
+            self._check_observations(actor, batch)
             actor.find_params(batch.observations, len(batch))
             found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
@@ -323,6 +337,34 @@ class TrustRegionAlgorithm(DeferredRollouts):
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
+
+    def _check_observations(self, actor: Actor, batch: Batch) -> None:
+        """
+        Infinite observations are fine if the policy can handle them, as by clamping the range of a lidar.
+
+        :raises NonFiniteRolloutError: if some observations are not finite, and neither is what the policy makes of them
+        """
+        steps = batch.with_non_finite_observations()
+        if len(steps) == 0:
+            return
+        with th.no_grad():
+            features = self.policy.extract_features(steps.observations)
+            found = [*features] if isinstance(features, tuple) else [features]
+            found += [actor.heads(steps), self.policy.predict_values(steps.observations)]
+        if not all(bool(values.isfinite().all()) for values in found):
+            check_finite(self.rollout_buffer, "observations")
+            raise NonFiniteRolloutError("The observations that the rollout buffer returned are not finite.")
+
+    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
+        """
+        As Stable-Baselines3's, but what the schedule takes below zero counts as zero: the remaining progress is
+        negative in the last update of most runs, since it may go beyond ``total_timesteps``.
+        """
+        rate = float(self.lr_schedule(self._current_progress_remaining))
+        rate = check_real("learning_rate", 0.0 if -math.inf < rate < 0.0 else rate, 0.0, low_included=True)
+        self.logger.record("train/learning_rate", rate)
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            update_learning_rate(optimizer, rate)
 
     def _update_actor(self, actor: Actor, batch: Batch) -> dict[str, float]:
         """
@@ -365,7 +407,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         gradient = actor.gradient(batch, whole)
         if self.adversarial_noise > 0.0:
             gradient = gradient - self.adversarial_noise * whole.standard_error() * gradient.sign()
-        subsample = actor.estimates(batch.subsample(self.sub_sampling_factor))
+        subsample = actor.estimates(batch.subsample(self.sub_sampling_factor, self.subsample_generator))
         return PolicyEstimates(actor.layout, gradient, whole, subsample, n_trajectories)
 
     def _search(

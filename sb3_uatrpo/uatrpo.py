@@ -4,7 +4,6 @@ import math
 import warnings
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -55,13 +54,14 @@ class UATRPO(TrustRegionAlgorithm):
         TRPO's trust region
     :param confidence_alpha: α in (0, 1); the uncertainty set misses the true gradient with probability at most α
     :param n_projections: m ≥ 1, number of random projections. Without ``shrinkage``, the step lies in a subspace of at
-        most m dimensions; with as many as there are actor parameters, or more, the direction is then the exact
-        pseudo-inverse solution.
+        most m dimensions. With as many as there are actor parameters, or more, nothing is projected: Ω is the identity,
+        and the direction is the exact pseudo-inverse solution.
     :param ema_beta: β in [0, 1), weight of the past in the moving averages of the projections; 0 uses the current
         batch alone and stores no average
     :param sample_unit: what counts as one of the n samples in R_n²: ``"trajectory"`` (for each environment, the
         episodes that start in the rollout, at least one) or ``"step"``
-    :param sub_sampling_factor: F̂ and Σ̂ are estimated from every ``sub_sampling_factor``-th step of the batch
+    :param sub_sampling_factor: F̂ and Σ̂ are estimated from one step, drawn at random, of each
+        ``sub_sampling_factor`` consecutive steps of the batch
     :param step_length_samples: the steps from which the M̂ in η is estimated: the ``"subsample"``, or the whole
         ``"batch"``
     :param projection_solver: reconstruction of M̃: ``"least_squares"``, as in the paper, or ``"nystrom"``
@@ -202,12 +202,7 @@ class UATRPO(TrustRegionAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        if self.seed is None:
-            # a draw from the global generator, as for everything else without a seed
-            seed = int(th.randint(2**63 - 1, ()))
-        else:
-            # not the seed itself: Ω would repeat the numbers that initialised the policy
-            seed = int(np.random.SeedSequence(self.seed).generate_state(1, np.uint64)[0]) >> 1
+        seed = self._generator_seed()
         n_params = self._n_actor_params
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype, known=None)
@@ -219,17 +214,21 @@ class UATRPO(TrustRegionAlgorithm):
             )
 
     def _projections_that_fit(self, n_params: int, dtype: th.dtype, known: int | None) -> int:
-        """m, lowered to what fits into ``sketch_memory_limit``, with a warning unless it is ``known``."""
+        """
+        m, at most d, and lowered to what fits into ``sketch_memory_limit``, with a warning unless it is ``known``. A d
+        of 0 is not known yet.
+        """
         n_bytes = max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
-        fitting = min(self.n_projections, self.sketch_memory_limit // n_bytes)
+        wanted = min(self.n_projections, n_params or self.n_projections)
+        fitting = min(wanted, self.sketch_memory_limit // n_bytes)
         if fitting == 0:
             raise ValueError(
                 f"sketch_memory_limit must have room for at least one projection, {n_bytes} bytes with d={n_params} "
                 f"actor parameters, but it is {self.sketch_memory_limit}"
             )
-        if fitting < self.n_projections and fitting != known:
+        if fitting < wanted and fitting != known:
             warnings.warn(
-                f"n_projections is lowered from {self.n_projections} to {fitting}: with d={n_params} actor parameters "
+                f"n_projections is lowered from {wanted} to {fitting}: with d={n_params} actor parameters "
                 f"each projection takes {n_bytes} bytes, and sketch_memory_limit={self.sketch_memory_limit} has no "
                 "room for more.",
                 stacklevel=3,

@@ -1,5 +1,6 @@
 """Small environments and rollouts for the tests."""
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtr
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_uatrpo import plain_mlp
+from sb3_uatrpo.batch import Batch
 from tests.reference import DoublePolicy, actor_parameters, flat
 
 ACTION_SPACES: dict[str, spaces.Space] = {
@@ -145,6 +147,14 @@ def env_major(model) -> tuple[Any, th.Tensor, th.Tensor]:
     if model.normalize_advantage:
         advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
     return obs, th.as_tensor(actions.astype(np.float32)), th.as_tensor(advantages)
+
+
+def next_subsample(model) -> list[int]:
+    """The steps that the next update draws for F̂ and Σ̂, as rows in env-major order."""
+    n = model.n_steps * model.n_envs
+    rows = th.arange(n)
+    generator = copy.deepcopy(model.subsample_generator)
+    return Batch(rows, rows, rows).subsample(model.sub_sampling_factor, generator).actions.tolist()
 
 
 def actor_vector(model) -> np.ndarray:

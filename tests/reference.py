@@ -67,7 +67,7 @@ def flat(tensors) -> np.ndarray:
     return th.cat([t.detach().reshape(-1) for t in tensors]).double().numpy()
 
 
-def take(obs, steps: slice):
+def take(obs, steps: list[int]):
     """Some steps of observations, which may be a dict."""
     return {key: value[steps] for key, value in obs.items()} if isinstance(obs, dict) else obs[steps]
 
@@ -142,8 +142,9 @@ def radius_squared(d: int, n: int, alpha: float) -> float:
 
 
 def hutchinson_trace(Y: np.ndarray, omega: np.ndarray) -> float:
-    """tr M̂ from Y = M̂Ω: the mean of ω'M̂ω over the columns of Ω."""
-    return float(np.mean([omega[:, j] @ Y[:, j] for j in range(Y.shape[1])]))
+    """tr M̂ from Y = M̂Ω: d·Σω'M̂ω/Σω'ω over the columns of Ω."""
+    columns = range(Y.shape[1])
+    return len(Y) * sum(omega[:, j] @ Y[:, j] for j in columns) / sum(omega[:, j] @ omega[:, j] for j in columns)
 
 
 def projected_direction(
@@ -197,16 +198,12 @@ class ReferenceUATRPO:
         d = len(self.omega)
         self.F, self.Sigma, self.k = np.zeros((d, d)), np.zeros((d, d)), 0
 
-    def step(self, policy, obs, actions, advantages, factor: int, n: int, noise: float = 0.0):
-        """ηv for a batch in env-major time order, with all intermediate results."""
+    def step(self, policy, obs, actions, advantages, subsample: list[int], n: int, noise: float = 0.0):
+        """ηv for a batch in env-major time order, with all intermediate results. F̂ and Σ̂ are of the subsample."""
         samples = gradient_samples(policy, obs, actions, advantages)
         g = samples.mean(axis=0)
         g = g - noise * standard_error(samples) * np.sign(g)
-        stride = max(1, min(factor, len(actions) // 2))
-        F_sub, Sigma_sub = (
-            fisher_matrix(policy, take(obs, slice(None, None, stride))),
-            covariance_matrix(samples[::stride]),
-        )
+        F_sub, Sigma_sub = fisher_matrix(policy, take(obs, subsample)), covariance_matrix(samples[subsample])
         # averages of the matrices themselves, projected afterwards
         self.F = self.beta * self.F + (1 - self.beta) * F_sub
         self.Sigma = self.beta * self.Sigma + (1 - self.beta) * Sigma_sub
@@ -235,13 +232,12 @@ class ReferenceUATRPO:
         }
 
 
-def trpo_step(policy, obs, actions, advantages, factor: int, delta: float, damping: float, noise: float = 0.0):
+def trpo_step(policy, obs, actions, advantages, subsample: list[int], delta: float, damping: float, noise: float = 0.0):
     """ηv of TRPO with the damped Fisher matrix inverted exactly."""
     samples = gradient_samples(policy, obs, actions, advantages)
     g = samples.mean(axis=0)
     g = g - noise * standard_error(samples) * np.sign(g)
-    stride = max(1, min(factor, len(actions) // 2))
-    F = fisher_matrix(policy, take(obs, slice(None, None, stride))) + damping * np.eye(len(g))
+    F = fisher_matrix(policy, take(obs, subsample)) + damping * np.eye(len(g))
     v = np.linalg.solve(F, g)
     return np.sqrt(2 * delta / (v @ F @ v)) * v
 

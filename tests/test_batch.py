@@ -47,12 +47,44 @@ def test_observations_may_be_a_dict():
     assert rows_of(batch.observations, slice(3, 5))["vector"].shape == (2, 2)
 
 
-@pytest.mark.parametrize("factor", [1, 7, 48, 10_000])
-def test_the_subsample_is_every_kth_step_and_two_at_least(factor):
-    batch = rollout_batch(collected().rollout_buffer, True)
-    stride = min(factor, len(batch) // 2)
-    assert th.equal(batch.subsample(factor).advantages, batch.advantages[::stride])
-    assert len(batch.subsample(factor)) >= 2
+def drawn(n_steps: int, factor: int, generator: np.random.Generator) -> list[int]:
+    rows = th.arange(n_steps)
+    subsample = Batch({"key": rows}, rows[:, None], rows).subsample(factor, generator)
+    # observations, actions and advantages stay together
+    assert th.equal(subsample.observations["key"], subsample.advantages)
+    assert th.equal(subsample.actions[:, 0], subsample.advantages)
+    return subsample.advantages.tolist()
+
+
+@pytest.mark.parametrize("factor", [2, 7, 48, 10_000])
+@pytest.mark.parametrize("n_steps", [4, 48, 101])
+def test_the_subsample_has_one_step_of_each_block(n_steps, factor):
+    k = min(factor, n_steps // 2)
+    generator = np.random.default_rng(0)
+    n_draws = 2000 if n_steps < 50 else 100
+    seen = [drawn(n_steps, factor, generator) for _ in range(n_draws)]
+    assert all([row // k for row in rows] == list(range(-(-n_steps // k))) for rows in seen)
+    if n_steps < 50:
+        counts = np.bincount(np.concatenate(seen), minlength=n_steps)
+        # every step of a block is equally likely, also in the last block, which may be shorter
+        sizes = np.array([min(k, n_steps - row // k * k) for row in range(n_steps)])
+        p = 1.0 / sizes
+        assert (np.abs(counts - n_draws * p) <= 5.0 * np.sqrt(n_draws * p * (1.0 - p))).all()
+
+
+@pytest.mark.parametrize(("n_steps", "factor"), [(48, 1), (2, 10), (3, 10)])
+def test_a_factor_of_one_draws_nothing(n_steps, factor):
+    generator = np.random.default_rng(0)
+    before = generator.bit_generator.state
+    assert drawn(n_steps, factor, generator) == list(range(n_steps))
+    assert generator.bit_generator.state == before
+
+
+def test_the_subsample_does_not_resonate_with_episodes():
+    """Every step of an episode of ten is drawn, over the updates, whatever the factor."""
+    generator = np.random.default_rng(0)
+    steps = np.concatenate([drawn(100, 10, generator) for _ in range(50)]) % 10
+    assert set(steps) == set(range(10))
 
 
 class Halved(RolloutBuffer):

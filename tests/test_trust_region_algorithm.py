@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.batch import count_trajectories
+from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import GaussianHead
 from sb3_uatrpo.plain_mlp import FastPath
@@ -25,6 +27,7 @@ from tests.helpers import (
     env_major,
     logged,
     make_model,
+    next_subsample,
 )
 from tests.reference import (
     covariance_matrix,
@@ -424,7 +427,7 @@ def test_the_learning_rate_is_that_of_the_schedule_from_the_first_minibatch_on(c
 
 
 @BOTH
-@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
 def test_a_schedule_with_a_bad_value_changes_nothing(cls, rate):
     model = small(cls, learning_rate=lambda progress: 1e-3 if progress == 1.0 else rate)
     collect(model)
@@ -433,6 +436,122 @@ def test_a_schedule_with_a_bad_value_changes_nothing(cls, rate):
     with pytest.raises(ValueError, match=f"learning_rate must be .*, but it is {rate}"):
         model.train()
     assert all(th.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+@BOTH
+def test_what_a_schedule_takes_below_zero_counts_as_zero(cls):
+    """As at the end of a run whose length is no multiple of a rollout's."""
+    model = small(cls, learning_rate=lambda progress: 1e-2 * progress)
+    collect(model)
+    model._current_progress_remaining = -0.5
+    critic = {name: value for name, value in state_of(model).items() if "value" in name}
+    model.train()
+    assert logged(model)["learning_rate"] == model.policy.optimizer.param_groups[0]["lr"] == 0.0
+    assert all(np.array_equal(value, state_of(model)[name]) for name, value in critic.items())
+
+
+@BOTH
+@pytest.mark.parametrize(("n_steps", "total_timesteps"), [(64, 130), (1000, 500)])
+def test_linear_schedules_of_rl_zoo_last_to_the_end_of_the_run(cls, n_steps, total_timesteps):
+    model = cls(
+        "MlpPolicy", "CartPole-v1", n_steps=n_steps, batch_size=n_steps, learning_rate=LinearSchedule(1e-3, 0, 1)
+    )
+    model.learn(total_timesteps)
+    assert model.num_timesteps >= total_timesteps
+    assert model._current_progress_remaining < 0.0
+    assert model.policy.optimizer.param_groups[0]["lr"] == 0.0
+
+
+class Clamped(BaseFeaturesExtractor):
+    """A lidar reports infinity where it meets nothing."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, features_dim=3)
+
+    def forward(self, observations):
+        return observations.clamp(-2.0, 2.0)
+
+
+@BOTH
+def test_infinite_observations_that_the_policy_handles_are_trained_on(cls):
+    models = [small(cls, double=False, policy_kwargs={"net_arch": [4], "features_extractor_class": Clamped})]
+    models.append(small(cls, double=False, policy_kwargs={"net_arch": [4], "features_extractor_class": Clamped}))
+    for model, out_of_range in zip(models, (np.inf, 2.0), strict=True):
+        model.set_random_seed(0)
+        collect(model)
+        model.rollout_buffer.observations[5, 0, 1] = out_of_range
+        model.train()
+        assert logged(model)["step_fraction"] > 0
+    assert same(*map(state_of, models))
+
+
+class ClampedAfterwards(ActorCriticPolicy):
+    """Outputs are finite, features are not, and the gradient would be NaN."""
+
+    def extract_features(self, obs, features_extractor=None):
+        return super().extract_features(obs, features_extractor)
+
+
+@BOTH
+@pytest.mark.parametrize("policy", ["MlpPolicy", ClampedAfterwards])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_infinite_observations_that_reach_the_network_are_refused(cls, policy, value):
+    model = small(cls, double=False, policy=policy)
+    collect(model)
+    model.rollout_buffer.observations[5, 0, 1] = value
+    before = state_of(model)
+    with pytest.raises(
+        NonFiniteRolloutError, match=f"observations are not finite: {value} at timestep 5 of environment 0"
+    ):
+        model.train()
+    assert same(before, state_of(model))
+
+
+@BOTH
+def test_a_buffer_that_returns_bad_observations_is_refused(cls):
+    class Spoilt(RolloutBuffer):
+        def _get_samples(self, batch_inds, env=None):
+            samples = super()._get_samples(batch_inds, env)
+            return samples._replace(observations=samples.observations.clone().fill_(np.nan))
+
+    model = small(cls, double=False, rollout_buffer_class=Spoilt)
+    collect(model)
+    before = state_of(model)
+    with pytest.raises(NonFiniteRolloutError, match="that the rollout buffer returned are not finite"):
+        model.train()
+    assert same(before, state_of(model))
+
+
+@BOTH
+def test_the_subsample_goes_on_after_loading(cls, tmp_path):
+    """The same rollout gives the same update, which needs the same draws."""
+    model = small(cls, double=False)
+    collect(model)
+    model.train()
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=model.env, device="cpu")
+    loaded.set_logger(model.logger)
+    assert loaded.subsample_generator.bit_generator.state == model.subsample_generator.bit_generator.state
+    collect(model)
+    loaded.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+    for each in (model, loaded):
+        np.random.seed(0)
+        each.train()
+    assert same(state_of(model), state_of(loaded))
+    assert next_subsample(model) == next_subsample(loaded)
+    # and the draws differ from update to update
+    fresh = small(cls, double=False)
+    assert fresh.subsample_generator.bit_generator.state != model.subsample_generator.bit_generator.state
+
+
+@BOTH
+def test_files_of_releases_without_the_generator_load(cls, tmp_path):
+    model = small(cls, double=False)
+    first = model.subsample_generator.bit_generator.state
+    model.save(tmp_path / "model", exclude=["subsample_generator"])
+    loaded = cls.load(tmp_path / "model", env=model.env, device="cpu")
+    assert loaded.subsample_generator.bit_generator.state == first
+    collect(loaded)
 
 
 @BOTH
@@ -489,6 +608,9 @@ def test_an_actor_without_trainable_parameters_still_trains_its_critic(cls):
     assert not np.array_equal(before["policy.value_net.weight"], after["policy.value_net.weight"])
 
 
+LINEAR_ACTOR = {"policy_kwargs": {"net_arch": []}, "sub_sampling_factor": 1, "n_projections": 60}
+
+
 def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
     """The direction that the first update finds, and M̂⁺ĝ with dense matrices."""
     collect(model)
@@ -496,8 +618,8 @@ def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
     samples = gradient_samples(model.policy, obs, actions, advantages)
     n = n_trajectories(model.rollout_buffer.episode_starts)
     c = model.uncertainty_coef * radius_squared(samples.shape[1], n, model.confidence_alpha)
-    k = model.sub_sampling_factor
-    M = fisher_matrix(model.policy, obs[::k]) + c * covariance_matrix(samples[::k])
+    rows = next_subsample(model)
+    M = fisher_matrix(model.policy, obs[rows]) + c * covariance_matrix(samples[rows])
 
     found = []
     find = model._find_direction
@@ -508,7 +630,31 @@ def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
     return found[0].vector.numpy(), np.linalg.pinv(M) @ samples.mean(axis=0)
 
 
-LINEAR_ACTOR = {"policy_kwargs": {"net_arch": []}, "sub_sampling_factor": 1, "n_projections": 60}
+def test_projections_beyond_the_number_of_parameters_project_nothing():
+    """Ω is the identity, so hundreds of projections cost and change nothing."""
+    found = []
+    for n_projections in (0, 1, 800):
+        model = small(UATRPO, "discrete", shrinkage=0.5, n_projections=1)
+        d = len(actor_vector(model))
+        model.n_projections = d + n_projections
+        collect(model)
+        model.train()
+        assert np.array_equal(model.sketch.omega.numpy(), np.eye(d))
+        assert model.sketch.y_fisher.shape == (d, d)
+        found.append(state_of(model))
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
+@pytest.mark.parametrize("n_projections", [28, 200, 800, 2000])
+def test_small_actors_get_the_exact_pseudo_inverse_in_float32(n_projections):
+    """With Gaussian Ω, the cut grew with m, and 800 projections lost a direction."""
+    space = spaces.Box(-1.0, 1.0, (12,), np.float32)
+    options = {**LINEAR_ACTOR, "n_projections": n_projections, "observation_space": space}
+    model = small(UATRPO, double=False, **options)
+    assert len(actor_vector(model)) == 28
+    found, expected = found_and_exact_direction(model)
+    assert np.linalg.norm(found - expected) <= 1e-4 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("solver", ["least_squares", "nystrom"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model
+from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model, next_subsample
 from tests.reference import ReferenceUATRPO, n_trajectories, trpo_step
 
 
@@ -37,7 +37,7 @@ def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5)
         collect(model)
         obs, actions, advantages = env_major(model)
         expected = reference.step(
-            model.policy, obs, actions, advantages, model.sub_sampling_factor, n_samples(model), noise
+            model.policy, obs, actions, advantages, next_subsample(model), n_samples(model), noise
         )
         before = actor_vector(model)
         model.train()
@@ -95,7 +95,7 @@ def check_trpo_updates(model, n_updates: int, noise: float = 0.0) -> None:
     for _ in range(n_updates):
         collect(model)
         step = trpo_step(
-            model.policy, *env_major(model), model.sub_sampling_factor, model.target_kl, model.cg_damping, noise
+            model.policy, *env_major(model), next_subsample(model), model.target_kl, model.cg_damping, noise
         )
         before = actor_vector(model)
         model.train()

@@ -2,7 +2,8 @@
 Random projections of F̂ and Σ̂ and their exponential moving averages (paper, appendix, Algorithm 3).
 
 The averages are valid only together with the Ω that they were computed with, so Ω is drawn once and kept. Matrices are
-``(d, m)`` and column-major: a column of Ω is one direction in parameter space, contiguous in memory.
+``(d, m)`` and column-major: a column of Ω is one direction in parameter space, contiguous in memory. With m = d, Ω is
+the identity, and the products are the matrices themselves.
 """
 
 import warnings
@@ -19,7 +20,7 @@ class Sketch:
     The matrices are empty until Ω is drawn, at the first update.
 
     :param n_params: d, number of actor parameters
-    :param n_projections: m, number of random projections
+    :param n_projections: m, number of random projections, at most d
     :param ema_beta: β in [0, 1); with 0 nothing is averaged and Y_F and Y_Σ are not stored
     :param seed: seeds the generator that draws Ω
     :param dtype: type of the policy's parameters
@@ -83,10 +84,14 @@ class Sketch:
         return (3 if ema_beta > 0.0 else 1) * n_params * dtype.itemsize
 
     def draw(self) -> None:
-        """Draw Ω, standard Gaussian, unless it has been drawn already."""
+        """Draw Ω, standard Gaussian, or the identity if m = d, unless it has been drawn already."""
         if self.omega.numel() > 0:
             return
-        rows = th.randn(self.shape[1], self.shape[0], generator=self.generator, dtype=self.dtype, device="cpu")
+        n_params, n_projections = self.shape
+        if n_projections == n_params:
+            rows = th.eye(n_params, dtype=self.dtype, device="cpu")
+        else:
+            rows = th.randn(n_projections, n_params, generator=self.generator, dtype=self.dtype, device="cpu")
         omega = rows.to(self.device).T
         vars(self).update(omega=omega, **self._zeros(omega, self.ema_beta))
 

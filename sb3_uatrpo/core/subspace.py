@@ -12,8 +12,9 @@ approximation of a positive-semidefinite matrix from streaming data*). The small
 would set the step if it were divided by them: the thresholds below are part of the method.
 
 With shrinkage ρ > 0 the matrix is (1-ρ)M̂ + μI instead, μ = ρ·tr M̂/d (Ledoit and Wolf, 2004, *A well-conditioned
-estimator for large-dimensional covariance matrices*; their estimate of the best ρ is not used). tr(Ω'Y)/m estimates the
-trace (Hutchinson, 1990). Outside the observed subspace the curvature is μ:
+estimator for large-dimensional covariance matrices*; their estimate of the best ρ is not used). d·tr(Ω'Y)/‖Ω‖², with
+the Frobenius norm, estimates the trace (Hutchinson, 1990) and equals it if Ω is the identity. Outside the observed
+subspace the curvature is μ:
 
 .. math:: v = Q\left((1-\rho)\tilde M+\mu I\right)^{-1}Q'\hat g + (\hat g - QQ'\hat g)/\mu
 """
@@ -86,7 +87,7 @@ def subspace_direction(
     refused = SubspaceDirection(th.full_like(gradient, th.nan), 0)
     if not bool(gram.isfinite().all()) or not bool(gradient.isfinite().all()):
         return refused
-    isotropic = shrinkage * (sketched.trace().item() / n_projections) / n_params
+    isotropic = shrinkage * sketched.trace().item() / th.linalg.vector_norm(omega, dtype=th.float64).square().item()
     if shrinkage > 0.0 and not 0.0 < isotropic < math.inf:
         return refused
     S, Vh = _singular_values(gram) if cut > CUT_FOR_GRAM else _exact_singular_values(statistic)

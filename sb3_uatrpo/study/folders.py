@@ -317,7 +317,10 @@ def _steps_taken(model: Path) -> int:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read a file in which RL Zoo has dumped an OrderedDict, and tuples, as lists; nothing else is constructed."""
+    """
+    Read a file in which RL Zoo has dumped an OrderedDict. Tuples become lists, and classes and functions their names;
+    nothing else is constructed, imported or run.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -328,5 +331,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     Loader.add_constructor(
         "tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, deep=True)
     )
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, name, node: name)
     content: dict[str, Any] = yaml.load(path.read_text(), Loader)
     return content

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "sb3_uatrpo", "stable_baselines3", "torch")
 # Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# Minimum number of steps between two reports, and between two updates that a record keeps: records stay small even for
-# algorithms that learn after every few steps
+# Minimum number of steps between two reports
 STEPS_BETWEEN_REPORTS = 200
+# Minimum number of steps between two updates that a record keeps, for algorithms other than ours: records stay small
+# even if these learn after every few steps
+STEPS_BETWEEN_UPDATES = 200
 # Minimum number of seconds between two writes of the file with the number of steps
 REPORT_INTERVAL = 0.5
 # Seconds that threads of an environment may go on after the run
@@ -120,6 +122,7 @@ def _train(
     from stable_baselines3.common.utils import set_random_seed
 
     from sb3_uatrpo.study.plan import register_environment
+    from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
     from sb3_uatrpo.zoo import register
 
     register()
@@ -151,7 +154,7 @@ def _train(
     model.set_logger(Logger(folder=None, output_formats=[]))
     env = model.get_env()
     assert env is not None
-    recorder = RunRecorder(report, STEPS_BETWEEN_REPORTS)
+    recorder = RunRecorder(report, 0 if isinstance(model, TrustRegionAlgorithm) else STEPS_BETWEEN_UPDATES)
     with closing(env):
         evaluation = _evaluation(manager, spec, env.num_envs, folder) if spec.eval_freq > 0 else None
         model.learn(spec.n_timesteps, callback=[*manager.callbacks, recorder, *filter(None, [evaluation])])
@@ -232,13 +235,13 @@ class RunRecorder(BaseCallback):
     repeat or skip steps, so their number does not follow from the lengths of the episodes.
 
     :param report: called with the number of steps done
-    :param n_steps: minimum number of steps between two reports, and between two updates that are kept
+    :param steps_between_updates: minimum number of steps between two updates that are kept; the last update always is
     """
 
-    def __init__(self, report: Callable[[int], None], n_steps: int) -> None:
+    def __init__(self, report: Callable[[int], None], steps_between_updates: int) -> None:
         super().__init__()
         self.report = report
-        self.n_steps = n_steps
+        self.steps_between_updates = steps_between_updates
         self.updates: list[dict[str, Any]] = []
         #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]``, ``None``
         #: where it is missing
@@ -251,18 +254,20 @@ class RunRecorder(BaseCallback):
             if "episode" in info:
                 is_success = info.get("is_success")
                 self.ends[i].append((self.num_timesteps, None if is_success is None else float(is_success)))
-        if self.num_timesteps - self.reported >= self.n_steps:
+        if self.num_timesteps - self.reported >= STEPS_BETWEEN_REPORTS:
             self.reported = self.num_timesteps
             self.report(self.num_timesteps)
         return True
 
     def _on_rollout_start(self) -> None:
         # an update lies between the end of one rollout and the start of the next
+        if not self.updates or self.num_timesteps - self.updates[-1]["timesteps"] >= self.steps_between_updates:
+            self._keep_update()
+
+    def _keep_update(self) -> None:
         values = self.logger.name_to_value
         number = values.get("train/n_updates")
         if number is None or number == self.seen:
-            return
-        if self.updates and self.num_timesteps - self.updates[-1]["timesteps"] < self.n_steps:
             return
         self.seen = number
         logged = {name.removeprefix("train/"): _plain(v) for name, v in values.items() if name.startswith("train/")}
@@ -270,7 +275,7 @@ class RunRecorder(BaseCallback):
         self.updates.append({"timesteps": self.num_timesteps, **plain})
 
     def _on_training_end(self) -> None:
-        self._on_rollout_start()
+        self._keep_update()
 
     def columns(self) -> dict[str, list]:
         """

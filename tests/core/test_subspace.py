@@ -194,7 +194,7 @@ def test_shrinkage_equals_the_dense_reference(solver, shrinkage, d, m, rank):
 
 
 def test_the_trace_from_the_sketch_tends_to_the_true_one():
-    """Hutchinson's estimate: without bias, and with a variance of 2·tr(M²)/m."""
+    """Hutchinson's estimate divided by ‖Ω‖²/dm: no bias, and the variance of d·q'Aq, A = I⊗M, on the unit sphere."""
     M = psd(60, 40, 0, decay=0.95)
     errors = {}
     for m in (10, 1000):
@@ -204,7 +204,9 @@ def test_the_trace_from_the_sketch_tends_to_the_true_one():
             mus.append(direction(M, omega, np.ones(60), "nystrom", 0.5).isotropic_curvature)
         traces = np.array(mus) * 60 / 0.5
         errors[m] = np.sqrt(np.mean((traces - np.trace(M)) ** 2))
-        assert errors[m] == pytest.approx(np.sqrt(2 * np.trace(M @ M) / m), rel=0.2)
+        n = 60 * m
+        variance = 60**2 * 2 / (n * (n + 2)) * m * (np.trace(M @ M) - np.trace(M) ** 2 / 60)
+        assert errors[m] == pytest.approx(np.sqrt(variance), rel=0.2)
         assert abs(traces.mean() - np.trace(M)) <= 4 * errors[m] / np.sqrt(200)
     assert errors[1000] < 0.15 * errors[10]
 

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 
 import matplotlib.image
 import numpy as np
 import pytest
 import yaml
+from torch import nn
 
 from sb3_uatrpo import study
 from sb3_uatrpo.study.folders import read_folder, read_zoo_folder
@@ -598,6 +601,27 @@ def test_a_configuration_makes_no_objects(tmp_path):
     assert not records
     assert path == run
     assert "os.system" in reason
+
+
+def test_runs_whose_settings_name_classes_are_read(tmp_path):
+    """RL Zoo dumps a class given by -params or by a trial as a tag. It is read as text, and nothing is imported."""
+    run = zoo_run(tmp_path)
+    config = run / "CartPole-v1" / "config.yml"
+    policy_kwargs = {"activation_fn": nn.ReLU, "net_arch": (64, 64), "unknown": "NAME"}
+    settings = {"n_timesteps": 1e6, "policy_kwargs": policy_kwargs, "callback": os.path.join}
+    text = yaml.dump(OrderedDict(settings)).replace("NAME", "!!python/name:not_installed.Module ''")
+    assert "!!python/name:torch.nn.modules.activation.ReLU" in text
+    config.write_text(text)
+    (record,), bad = read_folder(tmp_path)
+    assert bad == []
+    assert record.spec.hyperparameters == {
+        "policy_kwargs": {
+            "activation_fn": "torch.nn.modules.activation.ReLU",
+            "net_arch": [64, 64],
+            "unknown": "not_installed.Module",
+        },
+        "callback": "posixpath.join",
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- imports

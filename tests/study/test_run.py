@@ -155,6 +155,17 @@ def test_a_specification_gives_the_same_record_again():
     assert run_one(other).episodes != first.episodes
 
 
+@pytest.mark.parametrize("n_steps", [50, 75, 100])
+def test_a_record_has_every_update_of_small_batches(n_steps):
+    """Their number is what a report's KL ratios are about."""
+    params = [*QUICK, "n_envs:2", f"n_steps:{n_steps}", "n_projections:4", "sub_sampling_factor:1"]
+    (spec,) = plan(["uatrpo"], ["CartPole-v1"], [0], 1000, params, eval_freq=0)
+    updates = run_one(spec).updates
+    n_updates = -(-1000 // (2 * n_steps))
+    assert updates["timesteps"] == [2 * n_steps * (i + 1) for i in range(n_updates)]
+    assert updates["n_updates"] == list(range(1, n_updates + 1))
+
+
 def test_a_run_is_the_one_of_rl_zoo(tmp_path):
     """The same numbers as the Zoo's own command, with normalisation, a schedule and several environments."""
     params = ["learning_rate:'lin_0.01'", "normalize:True"]
@@ -186,8 +197,10 @@ def test_other_algorithms_of_rl_zoo(algo, env_id, params):
     assert record.episodes["timesteps"][-1] >= 900
     assert len(record.evaluations["timesteps"]) >= 2
     assert record.updates["timesteps"] or algo == "ars"
-    # of algorithms that learn after every few steps, a part
+    # of algorithms that learn after every few steps, a part, with the last
     assert len(record.updates["timesteps"]) <= 10
+    if algo in ("a2c", "sac"):
+        assert record.updates["timesteps"][-1] >= 990
 
 
 class Chatty(PPO):
