@@ -297,6 +297,16 @@ def test_measure_kl_ratio(tmp_path):
     assert (tmp_path / "kl" / "kl_ratio_3000.png").stat().st_size > 10_000
 
 
+def test_measure_short_episodes(tmp_path):
+    output = run(tmp_path, "measure_short_episodes.py", "--lengths", "2", "--seeds", "0", "--n-updates", "8")
+    shares = [float(share) for share in re.findall(r"(\d+)%", output)]
+    assert "50 × 20" in output
+    assert "1 × 1,000" in output
+    assert len(shares) == 2
+    # more than by chance
+    assert all(share > 55 for share in shares)
+
+
 def test_measure_direction_quality(tmp_path):
     """Every variant is scored, one of the user's own too, and a complete measurement is not made again."""
     args = ["--env", "Pendulum-v1", "--seeds", "1", "--updates", "2", "3", "--folder", "dq"]
