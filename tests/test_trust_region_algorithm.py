@@ -1,6 +1,7 @@
 """The SB3 side: what an update touches, refuses, logs, saves and repeats."""
 
 import copy
+import functools
 import math
 
 import numpy as np
@@ -10,7 +11,6 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
@@ -452,10 +452,10 @@ def test_what_a_schedule_takes_below_zero_counts_as_zero(cls):
 
 @BOTH
 @pytest.mark.parametrize(("n_steps", "total_timesteps"), [(64, 130), (1000, 500)])
-def test_linear_schedules_of_rl_zoo_last_to_the_end_of_the_run(cls, n_steps, total_timesteps):
-    model = cls(
-        "MlpPolicy", "CartPole-v1", n_steps=n_steps, batch_size=n_steps, learning_rate=LinearSchedule(1e-3, 0, 1)
-    )
+def test_linear_schedules_last_to_the_end_of_the_run(cls, n_steps, total_timesteps):
+    """As RL Zoo's ``lin_0.001``."""
+    schedule = functools.partial(float.__mul__, 1e-3)
+    model = cls("MlpPolicy", "CartPole-v1", n_steps=n_steps, batch_size=n_steps, learning_rate=schedule, device="cpu")
     model.learn(total_timesteps)
     assert model.num_timesteps >= total_timesteps
     assert model._current_progress_remaining < 0.0
