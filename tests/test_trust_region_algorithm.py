@@ -611,7 +611,7 @@ def test_an_actor_without_trainable_parameters_still_trains_its_critic(cls):
 LINEAR_ACTOR = {"policy_kwargs": {"net_arch": []}, "sub_sampling_factor": 1, "n_projections": 60}
 
 
-def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
+def found_and_exact_direction(model, max_condition: float = 1e4) -> tuple[np.ndarray, np.ndarray]:
     """The direction that the first update finds, and M̂⁺ĝ with dense matrices."""
     collect(model)
     obs, actions, advantages = env_major(model)
@@ -626,7 +626,7 @@ def found_and_exact_direction(model) -> tuple[np.ndarray, np.ndarray]:
     model._find_direction = lambda estimates: found.append(find(estimates)) or found[0]
     model.train()
     # nothing near a cut-off, so that the pseudo-inverse is a matter of mathematics
-    assert np.linalg.cond(M) < 1e4
+    assert np.linalg.cond(M) < max_condition
     return found[0].vector.numpy(), np.linalg.pinv(M) @ samples.mean(axis=0)
 
 
@@ -647,14 +647,14 @@ def test_projections_beyond_the_number_of_parameters_project_nothing():
 
 
 @pytest.mark.parametrize("n_projections", [28, 200, 800, 2000])
-def test_small_actors_get_the_exact_pseudo_inverse_in_float32(n_projections):
-    """With Gaussian Ω, the cut grew with m, and 800 projections lost a direction."""
-    space = spaces.Box(-1.0, 1.0, (12,), np.float32)
-    options = {**LINEAR_ACTOR, "n_projections": n_projections, "observation_space": space}
-    model = small(UATRPO, double=False, **options)
+def test_directions_of_little_curvature_are_kept(n_projections):
+    """With Gaussian Ω, the cut on singular values grew with m, and 800 projections lost a direction."""
+    limits = np.append(np.ones(11, np.float32), np.float32(0.008))
+    options = {**LINEAR_ACTOR, "n_projections": n_projections, "observation_space": spaces.Box(-limits, limits)}
+    model = small(UATRPO, **options)
     assert len(actor_vector(model)) == 28
-    found, expected = found_and_exact_direction(model)
-    assert np.linalg.norm(found - expected) <= 1e-4 * np.linalg.norm(expected)
+    found, expected = found_and_exact_direction(model, max_condition=1e6)
+    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("solver", ["least_squares", "nystrom"])
