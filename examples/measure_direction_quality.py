@@ -6,8 +6,11 @@ How good is the direction that one rollout gives? Score each method's direction 
 UATRPO trains with the paper's settings. After each number of updates in ``--updates`` the policy is frozen. Many
 rollouts then give a reference gradient g* and a reference Fisher matrix F*, and further single rollouts give each
 variant's direction v. Its score is g*'v/√(v'F*v): the true first-order improvement per square root of the KL
-divergence, whatever the length of the step. All variants see the same rollouts, so differences are paired. The table
-also has the KL ratio: the KL divergence of each step, ½η²v'F*v, divided by the method's own estimate.
+divergence, whatever the length of the step. All variants see the same rollouts and subsamples, so differences are
+paired. The table also has the KL ratio: the KL divergence of each step, ½η²v'F*v, divided by the method's own estimate.
+
+``--n-steps`` changes the steps per update, in training and of each single rollout. Checkpoints and references then keep
+their number of steps: those of ``--updates`` and ``--reference-rollouts`` with 1,000 steps each.
 
 Each pair of task and seed has a file in ``--folder``. If the file exists, the measurement is not repeated; a file with
 other updates or variants is refused.
@@ -33,6 +36,7 @@ matplotlib.use("Agg")
 import gymnasium as gym
 import matplotlib.pyplot as plt
 import mujoco
+import numpy as np
 import pandas as pd
 import stable_baselines3
 import torch as th
@@ -70,8 +74,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # By then, the averages of the projections have forgotten all but 0.9^30 = 4% of what came before
 UPDATES_TO_FILL_THE_SKETCH = 30
-# Rollouts that F* is averaged over: it needs fewer than the gradient
-FISHER_ROLLOUTS = 8
+# Of the reference rollouts, the share that F* is averaged over: it needs fewer than the gradient
+FISHER_SHARE = 6
+# The critic's minibatches: UATRPO's default, or smaller where that does not divide the rollout
+BATCH_SIZES = (50, 25, 5, 1)
 
 
 def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
@@ -91,7 +97,8 @@ class Collector:
         assert training is not None
         self.env = make_env(env_id, gamma=model.gamma, seed=seed)
         self.env.obs_rms, self.env.training = training.obs_rms, False
-        self.probe = UATRPO("MlpPolicy", self.env, n_steps=model.n_steps, seed=seed, device="cpu")
+        sizes = {"n_steps": model.n_steps, "batch_size": model.batch_size}
+        self.probe = UATRPO("MlpPolicy", self.env, **sizes, seed=seed, device="cpu")
         self.probe.policy = model.policy
         _, self.callback = self.probe._setup_learn(10**9)
 
@@ -165,7 +172,7 @@ def measure_checkpoint(
     for _ in range(n_reference):
         estimates = collector.rollout()
         gradients.append(estimates.gradient)
-        if len(references) < FISHER_ROLLOUTS:
+        if len(references) < math.ceil(n_reference / FISHER_SHARE):
             estimates.batch.quadratic_forms(estimates.gradient)  # builds the graph before the buffer is overwritten
             references.append(estimates.batch)
     gradient = th.stack(gradients).mean(dim=0)
@@ -181,13 +188,14 @@ def measure_checkpoint(
         for key, value in values.items():
             rows.setdefault(name, {}).setdefault(key, []).append(float(f"{value:.6g}"))
 
-    for _ in range(n_tests):
+    for i in range(n_tests):
         rollout = collector.rollout()
         quality, _ = score(gradient, fisher, rollout.gradient)
         add(GRADIENT, score=quality)
         for name, model in candidates.models.items():
             if isinstance(model, UATRPO):
                 model.sketch.load_state_dict(states[name])
+            model.subsample_generator = np.random.default_rng(i)
             estimates = policy_estimates(model)
             direction = model._find_direction(estimates)
             length = model._find_length(direction, estimates)
@@ -199,6 +207,7 @@ def measure_checkpoint(
 def measure(
     env_id: str,
     seed: int,
+    n_steps: int,
     updates: list[int],
     n_reference: int,
     n_tests: int,
@@ -211,7 +220,8 @@ def measure(
     warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
     th.set_num_threads(1)
     env = make_env(env_id, gamma=0.995, seed=seed)
-    model = UATRPO("MlpPolicy", env, seed=seed, device="cpu")
+    batch_size = next(size for size in BATCH_SIZES if n_steps % size == 0)
+    model = UATRPO("MlpPolicy", env, n_steps=n_steps, batch_size=batch_size, seed=seed, device="cpu")
     candidates = Candidates(variants, env, seed)
     checkpoints = {}
     for previous, update in zip([0, *updates], updates, strict=False):
@@ -229,14 +239,18 @@ def measure(
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         **{module.__name__: module.__version__ for module in (sb3_uatrpo, stable_baselines3, gym, mujoco, th)},
     }
-    record = {"env": env_id, "seed": seed, "versions": versions, "checkpoints": checkpoints}
+    record = {"env": env_id, "seed": seed, "n_steps": n_steps, "versions": versions, "checkpoints": checkpoints}
     path.write_text(json.dumps(record) + "\n")
     return path
 
 
-def differs(path: Path, updates: list[int], variants: Iterable[str]) -> str:
+def differs(path: Path, n_steps: int, updates: list[int], variants: Iterable[str]) -> str:
     """How a file's options differ from these, as far as the file shows them; empty if they do not."""
-    checkpoints = json.loads(path.read_text())["checkpoints"]
+    record = json.loads(path.read_text())
+    checkpoints = record["checkpoints"]
+    # files of earlier versions do not say
+    if (measured_with := record.get("n_steps", 1000)) != n_steps:
+        return f"--n-steps: {measured_with}"
     if list(checkpoints) != list(map(str, updates)):
         return f"--updates: {' '.join(checkpoints)}"
     measured = set(next(iter(checkpoints.values())))
@@ -308,6 +322,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[20, 21, 22])
+    parser.add_argument("--n-steps", type=int, default=1000, help="steps per update")
     parser.add_argument("--updates", nargs="+", type=int, default=[30, 75, 150, 225, 300], help="in ascending order")
     parser.add_argument("--reference-rollouts", type=int, default=48)
     parser.add_argument("--test-rollouts", type=int, default=8)
@@ -320,13 +335,17 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
             parser.error(f"--env: Gymnasium knows no environment {env_id!r}")
     if sorted(set(options.updates)) != options.updates or options.updates[0] < 1:
         parser.error(f"--updates must ascend from at least 1, but they are {options.updates}")
-    for name in ("reference_rollouts", "test_rollouts", "jobs"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(options, name)}")
+    for name, low in (("n_steps", 2), ("reference_rollouts", 1), ("test_rollouts", 1), ("jobs", 1)):
+        if getattr(options, name) < low:
+            parser.error(f"--{name.replace('_', '-')} must be at least {low}, but it is {getattr(options, name)}")
+    updates = [max(1, round(update * 1000 / options.n_steps)) for update in options.updates]
+    n_reference = math.ceil(options.reference_rollouts * 1000 / options.n_steps)
+    if len(set(updates)) < len(updates):
+        parser.error(f"--updates are too close together for --n-steps {options.n_steps}: {options.updates}")
     variants = {**VARIANTS, **dict(options.variant)}
     paths = {(env, seed): options.folder / f"{env}_{seed}.json" for seed in options.seeds for env in options.env}
     for path in paths.values():
-        if path.exists() and (difference := differs(path, options.updates, variants)):
+        if path.exists() and (difference := differs(path, options.n_steps, updates, variants)):
             parser.error(f"{path} was measured with other {difference}: choose another --folder")
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [
@@ -334,8 +353,9 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
                 measure,
                 env_id,
                 seed,
-                options.updates,
-                options.reference_rollouts,
+                options.n_steps,
+                updates,
+                n_reference,
                 options.test_rollouts,
                 variants,
                 path,

@@ -324,6 +324,11 @@ def test_measure_direction_quality(tmp_path):
     fewer = [*args, "--updates", "2"]
     assert "was measured with other --updates: 2 3" in run(tmp_path, "measure_direction_quality.py", *fewer, code=2)
     assert "was measured with other variants: mine" in run(tmp_path, "measure_direction_quality.py", *args[:-2], code=2)
+    small = [*args, "--n-steps", "500"]
+    assert "was measured with other --n-steps: 1000" in run(tmp_path, "measure_direction_quality.py", *small, code=2)
+    run(tmp_path, "measure_direction_quality.py", *small, "--folder", "small", "--updates", "1", "2")
+    # as many steps in half as large batches
+    assert list(json.loads((tmp_path / "small" / "Pendulum-v1_1.json").read_text())["checkpoints"]) == ["2", "4"]
 
 
 def test_measure_large_network(tmp_path):
