@@ -10,7 +10,7 @@ see the others, and the policy would change there without bound.
 
 A row of the table is one length of episode and one shape of rollout. It gives the median over seeds of the final
 return, as a share of the largest possible one, and of the KL ratio over all updates, with the largest ratio of any
-update.
+update. Training ends early when nothing is left to learn.
 """
 
 import argparse
@@ -54,14 +54,20 @@ class RightChoice(gym.Env):
 
 
 class Ratios(BaseCallback):
-    """Collects the KL ratio of each update."""
+    """
+    Collects the KL ratio of each update, and ends training after a hundred episodes in a row without a wrong choice.
 
-    def __init__(self) -> None:
+    :param length: steps of an episode
+    """
+
+    def __init__(self, length: int) -> None:
         super().__init__()
+        self.length = length
         self.found: list[float] = []
 
     def _on_step(self) -> bool:
-        return True
+        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        return len(returns) < 100 or min(returns) < self.length
 
     def _on_rollout_start(self) -> None:
         # a refused update has none
@@ -76,7 +82,7 @@ def train(length: int, n_envs: int, n_steps: int, n_updates: int, seed: int) -> 
     """:return: mean return of the last hundred episodes, and the KL ratio of each update"""
     env = VecMonitor(DummyVecEnv([lambda: RightChoice(length)] * n_envs))
     model = UATRPO("MlpPolicy", env, n_steps=n_steps, gamma=0.9, seed=seed, device="cpu")
-    ratios = Ratios()
+    ratios = Ratios(length)
     model.learn(n_updates * n_envs * n_steps, callback=ratios)
     return float(np.mean([episode["r"] for episode in model.ep_info_buffer])), ratios.found
 
@@ -85,7 +91,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", nargs="+", type=int, default=[5, 7, 10, 20, 50], help="steps of an episode")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--n-updates", type=int, default=50, help="updates of 1,000 steps")
+    parser.add_argument("--n-updates", type=int, default=15, help="updates of 1,000 steps")
     options = parser.parse_args(args)
     rows = []
     for length, (n_envs, n_steps) in itertools.product(options.lengths, SHAPES):

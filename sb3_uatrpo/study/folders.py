@@ -226,6 +226,8 @@ def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]
     for run in find_runs(folder):
         try:
             record = _read_run(run)
+            # settings that JSON cannot hold have none
+            record.spec.key()
         # a truncated or foreign file may raise anything; the report names it
         except Exception as error:
             bad.append((run, f"{type(error).__name__}: {error}".splitlines()[0]))
@@ -256,7 +258,8 @@ def _read_run(run: Path) -> Record:
         with monitor.open() as lines:
             headers.append(json.loads(lines.readline().removeprefix("#")))
             # a line that was being written has too few fields; a return may be NaN
-            frame = pd.read_csv(lines, usecols=["r", "l", "t"]).dropna(subset=["l", "t"])
+            columns = {"r": float, "l": float, "t": float}
+            frame = pd.read_csv(lines, usecols=list(columns), dtype=columns).dropna(subset=["l", "t"])
         # environments step together: n steps of one are n of each
         frames.append(frame.assign(timesteps=frame["l"].cumsum() * len(monitors)))
     episodes = pd.concat(frames).sort_values("timesteps", kind="stable")
@@ -318,8 +321,8 @@ def _steps_taken(model: Path) -> int:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     """
-    Read a file in which RL Zoo has dumped an OrderedDict. Tuples become lists, and classes and functions their names;
-    nothing else is constructed, imported or run.
+    Read a file in which RL Zoo has dumped an OrderedDict. Tuples become lists, classes and functions their names, and
+    other objects of Python the text that stands for them: nothing is constructed, imported or run.
     """
     import yaml
 
@@ -332,5 +335,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         "tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, deep=True)
     )
     Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, name, node: name)
-    content: dict[str, Any] = yaml.load(path.read_text(), Loader)
+    Loader.add_multi_constructor(
+        "tag:yaml.org,2002:python/", lambda loader, name, node: f"{name} {yaml.serialize(node)}"
+    )
+    content = yaml.load(path.read_text(), Loader)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds no settings: {content}")
     return content

@@ -194,8 +194,14 @@ def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> d
     """The episodes that each environment's Monitor saw, and what the recorder saw of their ends."""
     ended: list[tuple] = []
     # Monitor's methods, since wrappers may have attributes of the same names
-    seen = zip(env.env_method("get_episode_rewards"), env.env_method("get_episode_lengths"), strict=True)
-    for i, (returns, lengths) in enumerate(seen):
+    methods = ("get_episode_rewards", "get_episode_lengths", "get_total_steps")
+    seen = zip(*map(env.env_method, methods), env.get_attr("rewards"), strict=True)
+    for i, (returns, lengths, n_steps, under_way) in enumerate(seen):
+        if n_steps > sum(lengths) + len(under_way):
+            raise RuntimeError(
+                "a wrapper around Monitor ended episodes that Monitor does not report, so the returns of the others "
+                "are not those of all episodes: end them by a wrapper within Monitor, or by max_episode_steps"
+            )
         known = ends[i]
         if len(known) != len(returns):
             # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together: n

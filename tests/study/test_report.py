@@ -1,6 +1,7 @@
 """Reports of made-up studies: what they say is what the records hold."""
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -622,6 +623,33 @@ def test_runs_whose_settings_name_classes_are_read(tmp_path):
         },
         "callback": "posixpath.join",
     }
+
+
+@pytest.mark.parametrize("value", ["2020-01-01", "!!binary aGVsbG8=", "!!set {a, b}", "{1: a, b: 2}"])
+def test_settings_that_json_cannot_hold_leave_out_one_run(tmp_path, value):
+    zoo_run(tmp_path, seed=1)
+    run = zoo_run(tmp_path, number=2)
+    (run / "CartPole-v1" / "config.yml").write_text(f"n_timesteps: 1000\nenv_kwargs: {value}\n")
+    records, ((path, _),) = read_folder(tmp_path)
+    assert [record.spec.seed for record in records] == [1]
+    assert path == run
+
+
+def test_settings_that_are_objects_of_python_are_read_as_text(tmp_path):
+    """As from a configuration in Python."""
+    run = zoo_run(tmp_path)
+    config = run / "CartPole-v1" / "config.yml"
+    config.write_text(yaml.dump({"n_timesteps": 1000, "gamma": np.float64(0.99), "schedule": functools.partial(abs)}))
+    (record,), bad = read_folder(tmp_path)
+    assert bad == []
+    assert "multiarray.scalar" in record.spec.hyperparameters["gamma"]
+    assert "functools.partial" in record.spec.hyperparameters["schedule"]
+
+
+def test_an_environment_without_a_finished_episode_is_read_without_a_warning(tmp_path):
+    run = zoo_run(tmp_path, n_envs=2)
+    (run / "1.monitor.csv").write_text('#{"t_start": 1.7e9, "env_id": "CartPole-v1"}\nr,l,t\n')
+    assert read_folder(tmp_path)[1] == []
 
 
 # ------------------------------------------------------------------------------------------------------------- imports

@@ -310,6 +310,17 @@ def test_steps_that_a_wrapper_repeats_are_counted_once(n_envs):
     assert episodes["timesteps"] == sorted(episodes["timesteps"])
 
 
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_run_whose_monitor_misses_episodes_has_failed(n_envs):
+    """Otherwise, the record would hold only the episodes that were over before the time limit."""
+    limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit': {'max_episode_steps': 15}}]"
+    params = ["n_steps:100", "batch_size:50", f"n_envs:{n_envs}", limit]
+    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 400, params, eval_freq=0)
+    record = run_one(spec)
+    assert record.status == "failed"
+    assert "a wrapper around Monitor ended episodes that Monitor does not report" in record.reason
+
+
 def test_a_run_that_a_callback_stops_early_has_failed():
     stop = "callback:[{'stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes': {'max_episodes': 2}}]"
     (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 4000, ["n_steps:100", "batch_size:50", "n_envs:1", stop], eval_freq=0)
