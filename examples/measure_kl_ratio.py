@@ -81,7 +81,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
         folder = StudyFolder(options.folder, create=True)
     except StudyError as error:
         parser.error(str(error))
-    outcome = run_study(specs, folder, lambda say: ProcessExecutor(options.jobs))
+    outcome = run_study(specs, folder, lambda: ProcessExecutor(options.jobs))
     if outcome.failed or outcome.n_skipped:
         sys.exit(f"{len(outcome.failed)} runs failed, and {outcome.n_skipped} have a corrupted record")
 

@@ -25,26 +25,8 @@ from sb3_uatrpo.study.statistics import (
 )
 
 __all__ = [
-    "Estimate",
-    "Record",
-    "RunSpec",
-    "StudyError",
-    "Welch",
-    "bootstrap",
-    "bootstrap_cvar",
-    "bootstrap_mean",
-    "cvar",
-    "difference_of_cvars",
-    "difference_of_means",
-    "final_return",
-    "interquartile_mean",
-    "learning_curve",
-    "performance_profile",
-    "probability_of_improvement",
-    "read_record",
-    "read_records",
-    "share_at_least",
-    "standard_error",
-    "welch_test",
-    "write_record",
-]
+    "Estimate", "Record", "RunSpec", "StudyError", "Welch", "bootstrap", "bootstrap_cvar", "bootstrap_mean", "cvar",
+    "difference_of_cvars", "difference_of_means", "final_return", "interquartile_mean", "learning_curve",
+    "performance_profile", "probability_of_improvement", "read_record", "read_records", "share_at_least",
+    "standard_error", "welch_test", "write_record",
+]  # fmt: skip

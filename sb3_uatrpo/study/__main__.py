@@ -1,5 +1,5 @@
 """
-Studies from the command line: ``python -m sb3_uatrpo.study run|merge|report``.
+Studies from the command line: ``python -m sb3_uatrpo.study run|report``.
 
 An error in the input, or in writing a file, is printed as one line, and the exit code is 2. ``run`` exits with 1 if
 runs failed or have corrupted records, and with 130 after an interruption.
@@ -8,7 +8,6 @@ runs failed or have corrupted records, and with 130 after an interruption.
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,23 @@ try:
 except ImportError:
     sys.exit('the study tool needs more packages: run pip install "sb3_uatrpo[study]"')
 
-from sb3_uatrpo.study.record import PLAIN, StudyError
+from sb3_uatrpo.study.record import UNVARIED, StudyError
 
 if TYPE_CHECKING:
     from sb3_uatrpo.study.driver import Executor
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
+AT_LEAST_0, AT_LEAST_1 = click.IntRange(min=0), click.IntRange(min=1)
+# How often a run that is lost starts again: on one machine, what has killed it is likely to kill it again
+RETRIES, RETRIES_ON_RAY = 0, 3
+# What earlier versions had, and what does it now
+GONE = {
+    "--shard": "a Ray cluster (--ray) shares a study among machines; without one, give each machine some of the seeds "
+    "and a folder of its own, and all folders to report",
+    "merge": "report takes several folders, and copying the files of one study's records/ and models/ into another's "
+    "joins them",
+    "--separate-settings": "runs with settings of their own get their names from a study file or --vary",
+}
 
 
 class ManyValues(click.Command):
@@ -64,53 +74,28 @@ def cli() -> None:
 @click.option("--algo", "algos", multiple=True, help="Algorithms, by RL Zoo's names.")
 @click.option("--env", "env_ids", multiple=True, help="Environments, by Gymnasium's names, or module:name.")
 @click.option("--seeds", multiple=True, help="Seeds and ranges such as 0-49; default 0.")
-@click.option("--n-timesteps", type=click.IntRange(min=1), help="Steps of each run; default: as in RL Zoo's file.")
-@click.option(
-    "--noise",
-    type=click.FloatRange(min=0),
-    multiple=True,
-    help="Variants with adversarial gradient noise, in standard errors; 0 is the plain algorithm.",
-)
+@click.option("--n-timesteps", type=AT_LEAST_1, help="Steps of each run; default: as in RL Zoo's file.")
+@click.option("--noise", type=click.FloatRange(min=0), multiple=True, help="Values of adversarial_noise; 0: none.")
 @click.option("--vary", multiple=True, help="Variants: name:value for each value to try.")
-@click.option(
-    "--params",
-    multiple=True,
-    help="Overridden hyperparameters: name:value, or algo.name:value for one algorithm.",
-)
+@click.option("--params", multiple=True, help="Hyperparameters: name:value, or algo.name:value for one algorithm.")
 @click.option("--conf", "conf_files", multiple=True, help="Hyperparameter files: file, or algo:file for one algorithm.")
-@click.option("--eval-freq", type=click.IntRange(min=0), help="Steps between evaluations, 0 for none; default 25000.")
-@click.option("--eval-episodes", "n_eval_episodes", type=click.IntRange(min=1), help="Evaluation episodes; default 5.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Maximum number of concurrent runs; default: one per core, or as many as the Ray cluster has room for.",
-)
+@click.option("--eval-freq", type=AT_LEAST_0, help="Steps between evaluations, 0 for none; default 25000.")
+@click.option("--eval-episodes", "n_eval_episodes", type=AT_LEAST_1, help="Evaluation episodes; default 5.")
+@click.option("--jobs", type=AT_LEAST_1, help="Maximum number of concurrent runs; default: one per free core.")
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
-@click.option(
-    "--retries",
-    type=click.IntRange(min=0),
-    default=3,
-    show_default=True,
-    help="On Ray: how often to restart a lost run.",
-)
-@click.option("--shard", "part", default="1/1", metavar="I/N", help="Run only the i-th of n parts, i from 1.")
+@click.option("--retries", type=AT_LEAST_0, help="How often to restart a lost run; default 0, on Ray 3.")
 @click.option("--save-models", is_flag=True, help="Save trained models in FOLDER/models, for RL Zoo's enjoy.")
 @click.option("--retry-failed", is_flag=True, help="Repeat runs that failed.")
 @click.option("--retry-corrupted", is_flag=True, help="Repeat runs whose record cannot be read.")
 def run(
     folder: Path,
-    study_file: str | None,
-    seeds: tuple[str, ...],
-    noise: tuple[float, ...],
-    vary: tuple[str, ...],
     jobs: int | None,
     address: str | None,
-    retries: int,
-    part: str,
+    retries: int | None,
     save_models: bool,
     retry_failed: bool,
     retry_corrupted: bool,
-    **others: Any,
+    **study: Any,
 ) -> None:
     """
     Run algorithms × environments × seeds × variants, each run in its own process.
@@ -120,40 +105,29 @@ def run(
     """
     from sb3_uatrpo.study.driver import ProcessExecutor, run_study
     from sb3_uatrpo.study.folders import StudyFolder
-    from sb3_uatrpo.study.plan import NOISE, parse_seeds, plan, read_study_file, shard, split_assignment
+    from sb3_uatrpo.study.plan import plan
 
-    varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
-    for name, value in map(split_assignment, vary):
-        if noise and name == NOISE:
-            raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
-        varied.setdefault(name, []).append(value)
-    study = {"algos": (), "seeds": [0], **(read_study_file(study_file) if study_file else {})}
-    given = {"seeds": parse_seeds(seeds), "vary": study.get("vary", {}) | varied, **others}
-    study |= {name: value for name, value in given.items() if value not in (None, (), [], {})}
-    for option, name in (("--algo", "algos"), ("--env", "env_ids")):
-        if not study.get(name) and not (name == "algos" and study.get("variants")):
-            raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
-        study[name] = list(dict.fromkeys(study[name]))
-    specs = shard(plan(**study), part)
+    specs = plan(**_study(**study))
     target = StudyFolder(folder, create=True)
-
     if save_models:
         records = [spec for spec in specs if (target.records_path / spec.file_name).exists()]
         n_without = sum(not target.model_path(spec).exists() for spec in records)
         if n_without:
             click.echo(f"{n_without} runs have a record but no model; they are not repeated")
 
-    def make_executor(say: Callable[[str], None]) -> "Executor":
+    def make_executor() -> "Executor":
         if address is not None:
             from sb3_uatrpo.study.ray_executor import RayExecutor
 
-            return RayExecutor(address, say, jobs, retries, save_models)
+            return RayExecutor(address, jobs, save_models)
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return ProcessExecutor(jobs or n_cores, save_models)
 
+    if retries is None:
+        retries = RETRIES if address is None else RETRIES_ON_RAY
     before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
-        outcome = run_study(specs, target, make_executor, retry_failed, retry_corrupted)
+        outcome = run_study(specs, target, make_executor, retries, retry_failed, retry_corrupted)
     except KeyboardInterrupt:
         click.echo("interrupted: finished runs are kept, and the same command resumes the study", err=True)
         sys.exit(130)
@@ -167,36 +141,43 @@ def run(
         sys.exit(1)
 
 
+def _study(
+    study_file: str | None, seeds: tuple[str, ...], noise: tuple[float, ...], vary: tuple[str, ...], **others: Any
+) -> dict[str, Any]:
+    """The arguments of ``plan``: what the study file says, and what was typed in its place."""
+    from sb3_uatrpo.study.plan import NOISE, parse_seeds, read_study_file, split_assignment
+
+    varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
+    for name, value in map(split_assignment, vary):
+        if noise and name == NOISE:
+            raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
+        varied.setdefault(name, []).append(value)
+    study = {"algos": (), "seeds": [0], **(read_study_file(study_file) if study_file else {})}
+    typed = {"seeds": parse_seeds(seeds), "vary": study.get("vary", {}) | varied, **others}
+    study |= {name: value for name, value in typed.items() if value not in (None, (), [], {})}
+    for option, name in (("--algo", "algos"), ("--env", "env_ids")):
+        if not study.get(name) and not (name == "algos" and study.get("variants")):
+            raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
+        study[name] = list(dict.fromkeys(study[name]))
+    return study
+
+
 @cli.command(cls=ManyValues)
-@click.option("--folder", type=FOLDER, required=True, help="A study's folder, or RL Zoo's log folder.")
-@click.option("--output", type=FOLDER, help="Where to write the report; default: FOLDER/report.")
+@click.option(
+    "--folder", "folders", type=FOLDER, required=True, multiple=True, help="Studies, or RL Zoo's log folders."
+)
+@click.option("--output", type=FOLDER, help="Where to write the report; default: FOLDER/report, in the first folder.")
 @click.option("--algo", "algos", multiple=True, help="Two algorithms to compare, the first minus the second.")
-@click.option("--variant", "variants", multiple=True, help=f"Show only these variants, such as noise=1 or {PLAIN}.")
+@click.option("--variant", "variants", multiple=True, help=f"Show only these variants: noise=1, {UNVARIED}, …")
 @click.option("--kappa", type=float, default=0.2, show_default=True, help="Share of worst runs in a CVaR, in (0, 1].")
-@click.option("--separate-settings", is_flag=True, help="Separate runs of one algorithm by their settings.")
-def report(folder: Path, output: Path | None, algos: tuple[str, ...], **options: Any) -> None:
-    """Write a Markdown report with its pictures."""
+def report(folders: tuple[Path, ...], output: Path | None, algos: tuple[str, ...], **options: Any) -> None:
+    """Write a Markdown report with its pictures. Several folders are reported on as one study."""
     from sb3_uatrpo.study.report import report as write_report
 
     if len(algos) not in (0, 2):
         raise StudyError(f"--algo takes the two algorithms to compare, but it is {' '.join(algos)}")
     pair = (algos[0], algos[1]) if algos else None
-    click.echo(write_report(folder, output or folder / "report", pair, **options))
-
-
-@cli.command()
-@click.option("--folder", type=FOLDER, required=True, help="The study to copy into; created if missing.")
-@click.argument("sources", nargs=-1, required=True, type=FOLDER)
-def merge(folder: Path, sources: tuple[Path, ...]) -> None:
-    """Copy the records of other studies into FOLDER. Runs that are already done in FOLDER are kept."""
-    from sb3_uatrpo.study.folders import StudyFolder, merge_studies
-
-    n_copied, bad = merge_studies([StudyFolder(source) for source in sources], StudyFolder(folder, create=True))
-    for path, reason in bad:
-        click.echo(f"skipped corrupted record {path}: {reason}", err=True)
-    click.echo(f"{n_copied} records copied to {folder}")
-    if bad:
-        sys.exit(1)
+    click.echo(write_report(folders, output or folders[0] / "report", pair, **options))
 
 
 def main() -> None:
@@ -210,6 +191,8 @@ def main() -> None:
         sys.exit(130)
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
+        if message.startswith("No such"):
+            message = next((f"{name} is gone: {now}" for name, now in GONE.items() if name in message), message)
     except ModuleNotFoundError as error:
         message = f'{error}; run pip install "sb3_uatrpo[study]"'
     # OSError: a file or folder cannot be written

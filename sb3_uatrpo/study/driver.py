@@ -1,4 +1,4 @@
-"""From specifications to records in a folder. Only missing runs are executed, each in a process of its own."""
+"""From specifications to records in a folder: an executor has the missing runs done, each in a process of its own."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sb3_uatrpo.study.folders import Claims, Files, StudyFolder
+from sb3_uatrpo.study.folders import Files, StudyFolder
 from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record, write_record
 from sb3_uatrpo.study.worker import MODEL, ONE_THREAD, OUTPUT, STEPS, TASK, failed_record
 
@@ -29,33 +29,58 @@ POLL, POLL_PROCESSES = 0.5, 0.05
 OUTPUT_CHARACTERS = 2000
 
 
-class Result(NamedTuple):
+class Ended(NamedTuple):
     """
-    The result of a run.
-
-    :param record: its record
-    :param model: the files of the trained model by relative path, none unless they were asked for
+    A run that has ended, with the files of the trained model if they were asked for. It has no record, but a reason, if
+    it was lost: its process or its machine ended before it.
     """
 
-    record: Record
+    spec: RunSpec
+    record: Record | None
     model: Files
+    reason: str = ""
 
 
-# ----------------------------------------------------------------------------------------------------------- executors
+class Executor(ABC):
+    """
+    Executes runs in processes of their own. What follows from their end is the driver's business.
+
+    :param capacity: maximum number of submitted runs at a time
+    :param save_models: whether to keep the trained models
+    """
+
+    def __init__(self, capacity: int, save_models: bool = False) -> None:
+        self.capacity = capacity
+        self.save_models = save_models
+
+    @abstractmethod
+    def submit(self, spec: RunSpec) -> None:
+        """Start a run as soon as there is room for it."""
+
+    @abstractmethod
+    def next(self, timeout: float) -> Ended | None:
+        """
+        :param timeout: maximum number of seconds to wait
+        :return: the next of the submitted runs that has ended; ``None`` if none did
+        """
+
+    @abstractmethod
+    def steps(self) -> dict[RunSpec, int]:
+        """:return: for each run that has started and not ended, the number of steps done"""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End all submitted runs, and release what the executor itself has acquired."""
 
 
 class RunProcess:
     """
     A run in a fresh process of one thread, ``python -m sb3_uatrpo.study.worker``, with a temporary folder for all its
     files. It ends when this process does.
-
-    :param spec: what to run
-    :param save_model: whether to keep the trained model
     """
 
     def __init__(self, spec: RunSpec, save_model: bool = False) -> None:
         self.spec = spec
-        self.started = datetime.now(timezone.utc)
         self._folder = TemporaryDirectory(prefix="sb3_uatrpo_study_", ignore_cleanup_errors=True)
         self.path = Path(self._folder.name)
         (self.path / TASK).write_text(json.dumps({"spec": spec.to_json(), "save_model": save_model}))
@@ -72,10 +97,7 @@ class RunProcess:
             )
 
     def has_ended(self, timeout: float = 0.0) -> bool:
-        """
-        :param timeout: maximum number of seconds to wait for the end
-        :return: whether the process has ended
-        """
+        """:return: whether the process has ended, after at most ``timeout`` seconds"""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout)
         return self.process.returncode is not None
@@ -88,12 +110,14 @@ class RunProcess:
         except (OSError, ValueError):
             return 0
 
-    def result(self) -> Result:
-        """
-        Remove the run's folder. The run must have ended.
-
-        :return: the result of the run
-        """
+    def result(self) -> Ended:
+        """:return: what the run has left; its folder is removed. The run must have ended."""
+        with (self.path / OUTPUT).open("rb") as file:
+            # a character takes at most four bytes
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * OUTPUT_CHARACTERS))
+            printed = file.read().decode(errors="replace")[-OUTPUT_CHARACTERS:]
+        output = OUTPUT_HEADING + printed if printed else ""
+        record, reason = None, ""
         path = self.path / self.spec.file_name
         try:
             record = read_record(path)
@@ -102,20 +126,12 @@ class RunProcess:
             reason = f"the run's process ended with exit code {code} (if negative, a signal of that number killed it)"
             if path.exists():
                 reason = f"its record cannot be read: {error}"
-            record = failed_record(self.spec, reason, self.started)
-        if record.traceback and (output := self._last_output()):
-            record = replace(record, traceback=record.traceback + OUTPUT_HEADING + output)
+        if record is not None and record.traceback:
+            record = replace(record, traceback=record.traceback + output)
         model = self.path / MODEL
         files = {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
         self.stop()
-        return Result(record, files)
-
-    def _last_output(self) -> str:
-        path = self.path / OUTPUT
-        with path.open("rb") as output:
-            # a character takes at most four bytes
-            output.seek(max(0, path.stat().st_size - 4 * OUTPUT_CHARACTERS))
-            return output.read().decode(errors="replace")[-OUTPUT_CHARACTERS:]
+        return Ended(self.spec, record, files, reason and reason + output)
 
     def stop(self) -> None:
         """End the run if it has not ended, and remove its folder."""
@@ -123,42 +139,6 @@ class RunProcess:
         # closes standard input, and waits
         self.process.communicate()
         self._folder.cleanup()
-
-
-class Executor(ABC):
-    """
-    Executes runs in processes of their own. Every submitted run yields a result, unless it is stopped.
-
-    :param capacity: maximum number of submitted runs at a time
-    :param save_models: whether to keep the trained models
-    """
-
-    def __init__(self, capacity: int, save_models: bool = False) -> None:
-        self.capacity = capacity
-        self.save_models = save_models
-
-    @abstractmethod
-    def submit(self, spec: RunSpec) -> None:
-        """
-        :param spec: a run, to be started as soon as there is room for it
-        """
-
-    @abstractmethod
-    def collect(self, timeout: float) -> list[Result]:
-        """
-        Called only while there are submitted runs.
-
-        :param timeout: maximum number of seconds to wait for the first result
-        :return: results of runs that have ended, each of which is returned once; at the next call, there may be more
-        """
-
-    @abstractmethod
-    def steps(self) -> dict[RunSpec, int]:
-        """:return: for each run that has started and not ended, the number of steps done"""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End all submitted runs, and release what the executor itself has acquired."""
 
 
 class ProcessExecutor(Executor):
@@ -171,77 +151,30 @@ class ProcessExecutor(Executor):
     def submit(self, spec: RunSpec) -> None:
         self.processes.append(RunProcess(spec, self.save_models))
 
-    def collect(self, timeout: float) -> list[Result]:
+    def next(self, timeout: float) -> Ended | None:
         end = time.monotonic() + timeout
-        while not (ended := [process for process in self.processes if process.has_ended()]):
+        while not (process := next(filter(RunProcess.has_ended, self.processes), None)):
             if time.monotonic() > end:
-                return []
+                return None
             time.sleep(POLL_PROCESSES)
-        # one at a time, so that each result is written before the next one is read
-        process = ended[0]
-        result = process.result()
+        ended = process.result()
         self.processes.remove(process)
-        return [result]
+        return ended
 
     def steps(self) -> dict[RunSpec, int]:
         return {process.spec: process.steps() for process in self.processes}
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         for process in self.processes:
             process.stop()
         self.processes.clear()
 
 
-# ------------------------------------------------------------------------------------------------------------- display
-
-
-class StudyProgress(Progress):
-    """
-    Shows how many runs are done, running and failed, steps per second over all of them, and the time left. If the
-    output is not a terminal, there is only a line for each run that ends.
-
-    :param n_runs: number of runs of the study
-    """
-
-    def __init__(self, n_runs: int) -> None:
-        console = Console(stderr=True, highlight=False)
-        super().__init__(
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=console,
-            refresh_per_second=2,
-            disable=not console.is_terminal,
-        )
-        self.n_runs = n_runs
-        self.task = self.add_task("")
-
-    def show(
-        self, ended: Iterable[Record], steps: int, running: Mapping[RunSpec, int], left: Iterable[RunSpec]
-    ) -> None:
-        """
-        :param ended: records of all runs that have ended
-        :param steps: number of steps of the runs that this driver has finished
-        :param running: runs under way here, and the number of steps done by each
-        :param left: runs that have not ended
-        """
-        counts = Counter(record.status for record in ended)
-        speed = self.tasks[self.task].speed
-        self.update(
-            self.task,
-            description=f"{counts['done']}/{self.n_runs} done, {len(running)} running, {counts['failed']} failed, "
-            f"{'–' if speed is None else f'{speed:,.0f}'} steps/s",
-            completed=steps + sum(running.values()),
-            total=steps + sum(spec.n_timesteps for spec in left),
-        )
-
-    def say(self, line: str) -> None:
-        """
-        Print a line above the display.
-
-        :param line: the line
-        """
-        self.console.print(line, markup=False, soft_wrap=True)
+def make_display() -> Progress:
+    """:return: a bar with a text and the time left; nothing if the output is not a terminal"""
+    console = Console(stderr=True, highlight=False)
+    columns = BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn()
+    return Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal)
 
 
 # --------------------------------------------------------------------------------------------------------------- study
@@ -250,11 +183,8 @@ class StudyProgress(Progress):
 @dataclass(frozen=True)
 class Outcome:
     """
-    The state of a study after ``run_study``.
-
-    :param done: number of runs that are done
-    :param failed: records of the runs that failed, without their series
-    :param n_skipped: number of runs with a corrupted record that were not run again
+    The state of a study: the number of runs that are done, records of those that failed, without their series, and the
+    number of runs that were skipped because their record is corrupted.
     """
 
     done: int
@@ -265,100 +195,100 @@ class Outcome:
 def run_study(
     specs: Sequence[RunSpec],
     folder: StudyFolder,
-    make_executor: Callable[[Callable[[str], None]], Executor],
+    make_executor: Callable[[], Executor],
+    retries: int = 0,
     retry_failed: bool = False,
     retry_corrupted: bool = False,
 ) -> Outcome:
     """
-    Execute all runs that have no record yet, and write each record as soon as its run has ended. Several drivers may
-    share a folder: none repeats a run that another one has under way, and each waits for the others' runs.
+    Execute all runs that have no record yet, and write each record as soon as its run has ended.
 
     :param specs: the runs of the study
-    :param folder: where the records are
-    :param make_executor: makes the executor of the runs, given a function that prints a line
+    :param folder: where the records are; it is locked meanwhile
+    :param make_executor: makes the executor of the runs
+    :param retries: how often a run that is lost with its process or its machine starts again, from the beginning. One
+        that raises an exception does not: it would fail again.
     :param retry_failed: whether to repeat runs that have failed
     :param retry_corrupted: whether to repeat runs whose record cannot be read
     :return: the state of the study afterwards
+    :raises StudyError: if another driver is at work in the folder, or a record cannot be written
     """
-    records, corrupted = folder.read_all(series=False)
-    before = {record.spec: record for record in records}
-    unreadable = {path.name for path, _ in corrupted}
-    ended, missing, n_skipped = [], [], 0
-    for spec in specs:
-        record = before.get(spec)
-        if record is not None and not (retry_failed and record.status == "failed"):
-            ended.append(record)
-        elif record is None and spec.file_name in unreadable and not retry_corrupted:
-            n_skipped += 1
-        else:
-            missing.append(spec)
-    with StudyProgress(len(specs)) as progress:
+    with folder.lock(), make_display() as display:
+
+        def say(line: str) -> None:
+            display.console.print(line, markup=False, soft_wrap=True)
+
+        records, corrupted = folder.read_all(series=False)
+        before = {record.spec: record for record in records}
+        unreadable = {path.name for path, _ in corrupted}
+        ended, missing, n_skipped = [], [], 0
+        for spec in specs:
+            record = before.get(spec)
+            if record is not None and not (retry_failed and record.status == "failed"):
+                ended.append(record)
+            elif record is None and spec.file_name in unreadable and not retry_corrupted:
+                n_skipped += 1
+            else:
+                missing.append(spec)
         for path, reason in corrupted:
-            progress.say(f"skipped corrupted record {path}: {reason}")
+            say(f"skipped corrupted record {path}: {reason}")
         if ended:
-            progress.say(f"{len(ended)} of {len(specs)} runs have a record already")
+            say(f"{len(ended)} of {len(specs)} runs have a record already")
         if missing:
-            with folder.claims() as claims:
-                executor = make_executor(progress.say)
-                if all(spec.eval_freq > spec.n_timesteps for spec in missing):
-                    progress.say("no evaluations: the runs are shorter than the interval between evaluations")
-                try:
-                    _run_all(missing, before, ended, folder, claims, executor, progress)
-                finally:
-                    executor.stop()
+            executor = make_executor()
+            if all(spec.eval_freq > spec.n_timesteps for spec in missing):
+                say("no evaluations: the runs are shorter than the interval between evaluations")
+            task = display.add_task("", total=sum(spec.n_timesteps for spec in missing))
+            steps = 0
+            try:
+                for result in _results(missing, executor, retries, say):
+                    if result is not None:
+                        record, model = result
+                        _keep(folder, record, model)
+                        ended.append(record.without_series())
+                        steps += record.spec.n_timesteps
+                        say(_last_line(record))
+                    running, counts = executor.steps(), Counter(record.status for record in ended)
+                    text = f"{counts['done']}/{len(specs)} done, {len(running)} running, {counts['failed']} failed"
+                    speed = f"{display.tasks[0].speed or 0:,.0f} steps/s"
+                    display.update(task, completed=steps + sum(running.values()), description=f"{text}, {speed}")
+            finally:
+                executor.cancel()
     failed = [record for record in ended if record.status == "failed"]
     return Outcome(len(ended) - len(failed), failed, n_skipped)
 
 
-def _run_all(
-    missing: Iterable[RunSpec],
-    before: Mapping[RunSpec, Record],
-    ended: list[Record],
-    folder: StudyFolder,
-    claims: Claims,
-    executor: Executor,
-    progress: StudyProgress,
-) -> None:
-    """Execute the missing runs and add their records to ``ended``; ``before`` has the records found at the start."""
-    waiting = deque(missing)
-    steps = 0
-    announced = False
-    while waiting or claims.held:
-        # runs that another driver has under way go to the end of the queue
-        for _ in range(len(waiting)):
-            if len(claims.held) >= executor.capacity:
-                break
+def _results(
+    specs: Sequence[RunSpec], executor: Executor, retries: int, say: Callable[[str], None]
+) -> Iterator[tuple[Record, Files] | None]:
+    """Execute runs; yield the record and the model of each as it ends, and ``None`` from time to time."""
+    waiting = deque(specs)
+    # the number of attempts, and when the first one began
+    under_way: dict[RunSpec, tuple[int, datetime]] = {}
+    while waiting or under_way:
+        while waiting and len(under_way) < executor.capacity:
             spec = waiting.popleft()
-            if not claims.take(spec):
-                waiting.append(spec)
-                continue
-            # a record other than the one found at the start: another driver has done the run in the meantime
-            current = folder.read(spec)
-            if current is None or current.without_series() == before.get(spec):
-                executor.submit(spec)
-            else:
-                claims.release(spec)
-                ended.append(current.without_series())
-        if claims.held:
-            for record, model in executor.collect(POLL):
-                _keep(folder, record, model)
-                claims.release(record.spec)
-                ended.append(record.without_series())
-                steps += record.spec.n_timesteps if record.status == "done" else 0
-                progress.say(_last_line(record))
-        elif waiting:
-            if not announced:
-                progress.say(f"waiting for {len(waiting)} runs that another driver has under way")
-                announced = True
-            time.sleep(POLL)
-        progress.show(ended, steps, executor.steps(), [*waiting, *claims.held])
+            under_way[spec] = 1, datetime.now(timezone.utc)
+            executor.submit(spec)
+        ended = executor.next(POLL)
+        if ended is None:
+            yield None
+            continue
+        spec, record, model, reason = ended
+        attempts, started = under_way.pop(spec)
+        if record is None and attempts <= retries:
+            say(f"retried {spec} ({attempts} of {retries}): {reason.partition(OUTPUT_HEADING)[0]}")
+            under_way[spec] = attempts + 1, started
+            executor.submit(spec)
+        else:
+            reason = f"lost {attempts} times, the last: {reason}" if attempts > 1 else reason
+            yield record or failed_record(spec, reason, started), model
 
 
 def _keep(folder: StudyFolder, record: Record, model: Files) -> None:
     """Write a record and its model; the record somewhere else, if the folder takes no more."""
     try:
-        folder.write_model(record.spec, model)
-        folder.write(record)
+        folder.write(record, model)
     except OSError as error:
         rescued = write_record(record, tempfile.mkdtemp(prefix="sb3_uatrpo_records_"))
         raise StudyError(f"{error}; the record of {record.spec} is in {rescued} instead") from error

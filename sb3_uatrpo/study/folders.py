@@ -1,45 +1,42 @@
 """
 Folders with runs.
 
-* A study's: the marker ``study.json``, ``records/``, ``models/`` and ``locks/``.
+* A study's: the marker ``study.json``, ``records/``, ``models/``, and ``.lock``, which its driver holds.
 * RL Zoo's logs: ``logs/ALGO/ENV_1/`` with ``0.monitor.csv``, ``evaluations.npz``, ``ENV/config.yml`` and
   ``ENV/args.yml``. They hold no ``train/`` values, so their records have no KL ratio.
 """
 
 import json
 import os
-import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sb3_uatrpo.study.record import (
+    LeftOut,
     Record,
     RunSpec,
     StudyError,
-    read_record,
     read_records,
     write_atomically,
     write_record,
 )
 
-if TYPE_CHECKING:
-    from filelock import FileLock
-
 MARKER = "study.json"
 # Format of the folder; records have their own
 FORMAT = 1
-
 # Arguments of rl_zoo3.train that affect a run's numbers, besides those in config.yml
 ARGUMENTS = ("env_kwargs", "eval_env_kwargs", "trained_agent")
 
 # Contents of files by relative path
-Files = dict[str, bytes]
+Files = Mapping[str, bytes]
 
 
 class StudyFolder:
@@ -66,160 +63,86 @@ class StudyFolder:
         if create:
             self.records_path.mkdir(exist_ok=True)
 
-    def read_all(self, series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """
+        :return: a context manager that keeps other drivers away; the operating system does so as long as this process
+            lives, however it ends
+        :raises StudyError: if another driver is at work in the folder
+        """
+        from filelock import FileLock, Timeout
+
+        try:
+            held = FileLock(self.path / ".lock").acquire(blocking=False)
+        except Timeout as error:
+            raise StudyError(f"another driver is at work in {self.path}: a study has one at a time") from error
+        with held:
+            yield
+
+    def read_all(self, series: bool = True) -> tuple[list[Record], LeftOut]:
         """
         :param series: whether to keep the series, which make records large
         :return: the records, and (path, reason) of each file that is not a valid record, as from ``read_records``
         """
         return read_records(self.records_path, series)
 
-    def read(self, spec: RunSpec) -> Record | None:
-        """
-        :param spec: a run
-        :return: its record, ``None`` if there is no readable one
-        """
-        try:
-            record = read_record(self.records_path / spec.file_name)
-        except StudyError:
-            return None
-        # not a copy of another run's record
-        return record if record.spec == spec else None
-
-    def write(self, record: Record) -> Path:
+    def write(self, record: Record, model: Files | None = None) -> Path:
         """
         :param record: what to write; it replaces the record of the same run
+        :param model: files that RL Zoo's ``enjoy`` needs, in the layout of RL Zoo's log folder
         :return: the record's file
         """
-        return write_record(record, self.records_path)
-
-    def write_model(self, spec: RunSpec, files: Files) -> None:
-        """
-        :param spec: a run
-        :param files: the files that RL Zoo's ``enjoy`` needs, in the layout of RL Zoo's log folder; may be empty
-        """
-        for name, content in files.items():
-            path = self.model_path(spec) / name
+        for name, content in (model or {}).items():
+            path = self.model_path(record.spec) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+        return write_record(record, self.records_path)
 
     def model_path(self, spec: RunSpec) -> Path:
-        """
-        :param spec: a run
-        :return: the folder of its model, if the model was saved
-        """
+        """:return: the folder of a run's model, if the model was saved"""
         return self.path / "models" / Path(spec.file_name).stem
 
-    @contextmanager
-    def claims(self) -> Iterator["Claims"]:
-        """:return: a context manager that gives claims on runs and releases them at the end"""
-        claims = Claims(self.path / "locks")
-        try:
-            yield claims
-        finally:
-            for spec in list(claims.held):
-                claims.release(spec)
 
-
-def read_folder(folder: str | os.PathLike[str]) -> tuple[list[Record], list[tuple[Path, str]]]:
+def read_folder(*folders: str | os.PathLike[str]) -> tuple[list[Record], LeftOut]:
     """
-    :param folder: a study's folder, or RL Zoo's log folder
+    :param folders: studies' folders, or RL Zoo's log folders. A run that is in several counts once: a finished one if
+        there is one, otherwise the first.
     :return: records, and (path, reason) of each file that cannot be read
-    :raises StudyError: if ``folder`` is neither
+    :raises StudyError: if one is neither
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise StudyError(f"{folder}: no such folder")
-    if (folder / MARKER).exists():
-        return StudyFolder(folder).read_all()
-    records, unreadable = read_zoo_folder(folder)
-    if not records and not unreadable:
-        raise StudyError(
-            f"{folder}: neither a study (no study.json) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
-        )
-    return records, unreadable
-
-
-def merge_studies(sources: Sequence[StudyFolder], target: StudyFolder) -> tuple[int, list[tuple[Path, str]]]:
-    """
-    Copy records, with their models, into one study. If there are several records of the same run, one that is done is
-    preferred to one that failed; otherwise the target's record is kept, or that of the first source.
-
-    :param sources: studies to copy from
-    :param target: study to copy to
-    :return: the number of records copied, and (path, reason) of each unreadable record in the sources
-    """
-    n_copied, bad = 0, []
-    for source in sources:
-        records, unreadable = source.read_all(series=False)
-        bad += unreadable
-        for record in records:
-            present = target.read(record.spec)
-            if present is None or (present.status, record.status) == ("failed", "done"):
-                if source.model_path(record.spec).is_dir():
-                    shutil.copytree(source.model_path(record.spec), target.model_path(record.spec), dirs_exist_ok=True)
-                # the text itself, since a record of a later release may have more in it
-                text = (source.records_path / record.spec.file_name).read_text(encoding="utf-8")
-                write_atomically(target.records_path / record.spec.file_name, text)
-                n_copied += 1
-    return n_copied, bad
-
-
-class Claims:
-    """
-    Claims on the runs that this driver has under way, so that other drivers leave them alone. The operating system
-    releases the claims of a process that dies, so a killed driver leaves nothing to clean up.
-
-    :param folder: folder of the lock files; created if missing, and not removed, since other drivers may use it
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder = folder
-        self.held: dict[RunSpec, FileLock] = {}
-
-    def take(self, spec: RunSpec) -> bool:
-        """
-        :param spec: a run
-        :return: whether the run is now claimed; ``False`` if another driver has it under way
-        """
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(self.folder / f"{spec.file_name}.lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            return False
-        self.held[spec] = lock
-        return True
-
-    def release(self, spec: RunSpec) -> None:
-        """
-        :param spec: a claimed run. Whoever claims it next has to look for its record.
-        """
-        lock = self.held.pop(spec)
-        # before the release: afterwards, the file might belong to another driver's claim
-        with suppress(OSError):
-            os.unlink(lock.lock_file)
-        lock.release()
+    records: dict[RunSpec, Record] = {}
+    unreadable: LeftOut = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise StudyError(f"{folder}: no such folder")
+        is_study = (folder / MARKER).exists()
+        found, bad = StudyFolder(folder).read_all() if is_study else read_zoo_folder(folder)
+        if not is_study and not found and not bad:
+            raise StudyError(
+                f"{folder}: neither a study (no {MARKER}) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
+            )
+        unreadable += bad
+        for record in found:
+            if record.spec not in records or (records[record.spec].status, record.status) == ("failed", "done"):
+                records[record.spec] = record
+    return list(records.values()), unreadable
 
 
 # ------------------------------------------------------------------------------------------------- RL Zoo's log folders
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """
-    :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
-    :return: the folders of its runs, sorted
-    """
+    """:return: the folders of all runs in RL Zoo's log folder, or in that of an algorithm or a run in it, sorted"""
     levels = ("*/args.yml", "*/*/args.yml", "*/*/*/args.yml")
     return sorted({arguments.parents[1] for level in levels for arguments in folder.glob(level)})
 
 
-def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]:
+def read_zoo_folder(folder: Path) -> tuple[list[Record], LeftOut]:
     """
     :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
     :return: records, and (path, reason) of run folders that cannot be read or that repeat another one. An unfinished
-        run has status ``"failed"``.
+        run has status ``"failed"``. Where runs of an algorithm have different settings, their variant is the number of
+        the first folder with their settings.
     """
     records: dict[RunSpec, tuple[Record, Path]] = {}
     bad = []
@@ -237,7 +160,21 @@ def read_zoo_folder(folder: Path) -> tuple[list[Record], list[tuple[Path, str]]]
             bad.append((run, f"the same run as {where.name}: equal settings and seed"))
         elif other is None or record.status == "done":
             records[record.spec] = (record, run)
-    return [record for record, _ in records.values()], bad
+    # for each algorithm and environment, the number of the first folder with some settings
+    numbers: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for record, run in sorted(records.values(), key=lambda item: (len(item[1].name), item[1].name)):
+        if record.status == "done":
+            numbers[record.spec.algo, record.spec.env_id].setdefault(_settings(record), run.name.rpartition("_")[2])
+    named = []
+    for record, _ in records.values():
+        of = numbers[record.spec.algo, record.spec.env_id]
+        variant = of.get(_settings(record), "") if len(of) > 1 else ""
+        named.append(replace(record, spec=replace(record.spec, variant=variant)))
+    return named, bad
+
+
+def _settings(record: Record) -> str:
+    return json.dumps([record.spec.n_timesteps, record.spec.hyperparameters], sort_keys=True)
 
 
 def _read_run(run: Path) -> Record:
@@ -250,13 +187,13 @@ def _read_run(run: Path) -> Record:
     configured = hyperparameters.pop("n_timesteps")
     n_timesteps = int(arguments["n_timesteps"] if arguments["n_timesteps"] > 0 else configured)
 
-    headers, frames = [], []
+    starts, frames = [], []
     monitors = sorted(run.glob("*monitor.csv"))
     if not monitors:
         raise FileNotFoundError("no monitor.csv")
     for monitor in monitors:
         with monitor.open() as lines:
-            headers.append(json.loads(lines.readline().removeprefix("#")))
+            starts.append(json.loads(lines.readline().removeprefix("#"))["t_start"])
             # a line that was being written has too few fields; a return may be NaN
             columns = {"r": float, "l": float, "t": float}
             frame = pd.read_csv(lines, usecols=list(columns), dtype=columns).dropna(subset=["l", "t"])
@@ -273,9 +210,9 @@ def _read_run(run: Path) -> Record:
                 evaluations["is_success"] = data["successes"].astype(float).tolist()
 
     model = run / f"{arguments_file.parent.name}.zip"
+    counted = int(episodes["timesteps"].max()) if len(episodes) else 0
     # RL Zoo saves the model when the run ends, early or not
     taken = _steps_taken(model) if model.exists() else None
-    counted = int(episodes["timesteps"].max()) if len(episodes) else 0
     reason = None
     if taken is None:
         reason = f"no {model.name}: the run was killed, or is under way"
@@ -286,18 +223,10 @@ def _read_run(run: Path) -> Record:
             f"its monitor files count {counted:,} steps, but {taken:,} were taken: a wrapper around Monitor repeats "
             "steps, so it is not known when episodes ended"
         )
-    started = min(header["t_start"] for header in headers)
+    seed, eval_freq = int(arguments["seed"]), max(0, int(arguments["eval_freq"]))
+    settings = ("", hyperparameters, eval_freq, int(arguments["eval_episodes"]))
     return Record(
-        spec=RunSpec(
-            algo=arguments["algo"],
-            env_id=arguments["env"],
-            seed=int(arguments["seed"]),
-            n_timesteps=n_timesteps,
-            variant="",
-            hyperparameters=hyperparameters,
-            eval_freq=max(0, int(arguments["eval_freq"])),
-            n_eval_episodes=int(arguments["eval_episodes"]),
-        ),
+        spec=RunSpec(arguments["algo"], arguments["env"], seed, n_timesteps, *settings),
         status="failed" if reason else "done",
         traceback=reason,
         episodes={
@@ -310,7 +239,7 @@ def _read_run(run: Path) -> Record:
         versions={},
         machine={},
         wall_time=float(episodes["t"].max()) if len(episodes) else 0.0,
-        started=datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds"),
+        started=datetime.fromtimestamp(min(starts), timezone.utc).isoformat(timespec="seconds"),
     )
 
 
@@ -329,15 +258,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     class Loader(yaml.SafeLoader):
         pass
 
-    tag = "tag:yaml.org,2002:python/object/apply:collections.OrderedDict"
-    Loader.add_constructor(tag, lambda loader, node: dict(*loader.construct_sequence(node, deep=True)))
-    Loader.add_constructor(
-        "tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, deep=True)
-    )
-    Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, name, node: name)
-    Loader.add_multi_constructor(
-        "tag:yaml.org,2002:python/", lambda loader, name, node: f"{name} {yaml.serialize(node)}"
-    )
+    as_list = Loader.construct_sequence
+    tag = "tag:yaml.org,2002:python/"
+    Loader.add_constructor(f"{tag}object/apply:collections.OrderedDict", lambda *node: dict(*as_list(*node, deep=True)))
+    Loader.add_constructor(f"{tag}tuple", lambda *node: as_list(*node, deep=True))
+    Loader.add_multi_constructor(f"{tag}name:", lambda loader, name, node: name)
+    Loader.add_multi_constructor(tag, lambda loader, name, node: f"{name} {yaml.serialize(node)}")
     content = yaml.load(path.read_text(), Loader)
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no settings: {content}")

@@ -20,18 +20,9 @@ from sb3_uatrpo.study.record import RunSpec, StudyError, check_schema
 
 # What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
-    "callback",
-    "env_kwargs",
-    "env_wrapper",
-    "frame_stack",
-    "monitor_kwargs",
-    "n_envs",
-    "noise_std",
-    "noise_type",
-    "normalize",
-    "policy",
-    "vec_env_wrapper",
-}
+    "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "noise_std", "noise_type",
+    "normalize", "policy", "vec_env_wrapper",
+}  # fmt: skip
 # Arguments of the constructor that the run sets itself
 NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 NOISE = "adversarial_noise"
@@ -59,8 +50,7 @@ def plan(
     :param seeds: each is combined with everything else
     :param n_timesteps: steps of each run, ``None`` for the number in the hyperparameter file
     :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
-    :param vary: values to try, by name of the hyperparameter. The value 0 of ``adversarial_noise`` means the plain
-        algorithm.
+    :param vary: values to try, by name of the hyperparameter. The value 0 of ``adversarial_noise`` means none.
     :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
     :param eval_freq: steps between deterministic evaluations, 0 for none
     :param n_eval_episodes: episodes of each evaluation
@@ -77,43 +67,36 @@ def plan(
     for algo in every_algo:
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
-    overrides = {
-        algo: dict(map(split_assignment, texts))
-        for algo, texts in _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier).items()
-    }
-    if n_timesteps is not None and any(
-        "n_timesteps" in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]
-    ):
+    texts_of = _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier)
+    overrides = {algo: dict(map(split_assignment, texts)) for algo, texts in texts_of.items()}
+    changed = set().union(*overrides.values(), *(changes for _, _, changes in named))
+    if n_timesteps is not None and "n_timesteps" in changed:
         raise StudyError(f"n_timesteps is given twice: for all runs ({n_timesteps}), and as a hyperparameter")
+    for name in changed.intersection(vary or {}):
+        raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
     # other colons belong to the path of a file
     configs = _by_algorithm("a file", conf_files, ":", every_algo, algorithms.__contains__)
-    conditions = _conditions(vary or {})
-    for name in vary or {}:
-        if any(name in changes for changes in [*overrides.values(), *(changes for _, _, changes in named)]):
-            raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
-    # algorithm, environment, steps, variant and hyperparameters
-    kinds: list[tuple[str, str, int, str, dict[str, Any]]] = []
+    kinds = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
-        config = configs[algo][-1] if configs[algo] else None
-        hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, config)
+        of = f"{algo} on {env_id}"
+        hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
         configured = hyperparameters.pop("n_timesteps", None)
-        steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
+        steps = _whole(configured if n_timesteps is None else n_timesteps, of)
         if algo == "ars" and hyperparameters.get("n_envs", 1) != 1:
             # RL Zoo evaluates its candidates in processes of their own, whose episodes no record would contain
             raise StudyError(f"ars takes n_envs 1 in a study, but on {env_id} it is {hyperparameters['n_envs']}")
-        for condition, values in conditions:
+        for condition, values in _conditions(vary or {}).items():
             varied = hyperparameters | values
-            # noise 0 means the plain algorithm, even if a file sets some noise
+            # without noise it is the algorithm itself, even if a file sets some
             if values.get(NOISE) == 0:
                 del varied[NOISE]
             _check_names(algo, algorithms, varied)
-            plain = _plain(varied, f"{algo} on {env_id}")
             variant = ",".join(filter(None, [name, condition]))
-            kinds.append((algo, env_id, steps, variant, plain))
+            kinds.append((algo, env_id, steps, variant, _settings(varied, of)))
     specs = [
-        RunSpec(algo, env_id, seed, steps, variant, plain, eval_freq, n_eval_episodes)
+        RunSpec(algo, env_id, seed, steps, variant, settings, eval_freq, n_eval_episodes)
         for seed in seeds
-        for algo, env_id, steps, variant, plain in kinds
+        for algo, env_id, steps, variant, settings in kinds
     ]
     return list(dict.fromkeys(specs))
 
@@ -149,10 +132,9 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        _check_keys(content)
+        content = as_json(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
         check_schema(content, STUDY_FILE)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
     seeds = content.pop("seeds", 0)
     noise = content.pop("noise", [])
@@ -180,34 +162,16 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def shard(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
-    """
-    :param specs: the runs of a study
-    :param part: ``i/n``, with i from 1 to n
-    :return: the runs of this part; the parts are disjoint, and together they are all runs
-    :raises StudyError: if there is no such part
-    """
-    match = re.fullmatch(r"(\d+)/(\d+)", part)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise StudyError(f"a part must be written i/n with 1 <= i <= n, but it is {part!r}")
-    return list(specs[int(match[1]) - 1 :: int(match[2])])
-
-
 def register_environment(env_id: str) -> str:
-    """
-    Import the module that registers an environment, if one is given.
-
-    :param env_id: ``name`` or ``module:name``
-    :return: Gymnasium's name of the environment, without the module
-    """
+    """:return: Gymnasium's name of ``name`` or ``module:name``, after the import of the module that registers it"""
     module, _, name = env_id.rpartition(":")
     if module:
         import_module(module)
     return name
 
 
-def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], config: str | None) -> dict[str, Any]:
-    """The entry of a hyperparameter file, as ``python -m rl_zoo3.train`` would find it."""
+def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], configs: Sequence[str]) -> dict[str, Any]:
+    """The entry of the last hyperparameter file, as ``python -m rl_zoo3.train`` would find it."""
     import gymnasium as gym
     import yaml
     from rl_zoo3.exp_manager import ExperimentManager
@@ -220,26 +184,22 @@ def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], config: 
         raise StudyError(f"environment {env_id!r}: {reason}") from error
     if name not in gym.registry or env_id.startswith(":"):
         raise StudyError(f"unknown environment {env_id!r}{_close_to(name, gym.registry)}")
+    config = configs[-1] if configs else None
+    options: dict[str, Any] = {"hyperparams": dict(overrides), "config": config}
     try:
         with redirect_stdout(io.StringIO()):
-            manager = ExperimentManager(
-                argparse.Namespace(), algo, name, os.devnull, hyperparams=dict(overrides), config=config
-            )
-            _, hyperparameters = manager.read_hyperparameters()
+            manager = ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options)
+            return manager.read_hyperparameters()[1]
     # a file of Python may raise anything, or end the process
     except (Exception, SystemExit) as error:
-        source = f" in {config}" if config else ""
         known = isinstance(error, OSError | ValueError | yaml.YAMLError)
         reason = " ".join(f"{'' if known else f'{type(error).__name__}: '}{error}".split())
+        source = f" in {config}" if config else ""
         raise StudyError(f"hyperparameters of {algo} on {env_id}{source}: {reason}") from error
-    return hyperparameters
 
 
 def parse_value(text: str) -> Any:
-    """
-    :param text: a Python literal, such as a number or a list, or any other text
-    :return: the literal's value, or the text unchanged, which RL Zoo evaluates where its files may contain code
-    """
+    """:return: the value of a Python literal; other text unchanged, since RL Zoo evaluates some code in its files"""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
@@ -248,14 +208,29 @@ def parse_value(text: str) -> Any:
 
 def split_assignment(text: str) -> tuple[str, Any]:
     """
-    :param text: ``name:value``
-    :return: the name and the value
+    :return: the name and the value of ``name:value``
     :raises StudyError: if one of them is missing
     """
     name, _, value = text.partition(":")
     if not name or not value:
         raise StudyError(f"a hyperparameter must be written name:value, but it is {text!r}")
     return name, parse_value(value)
+
+
+def as_json(value: Any) -> Any:
+    """
+    :return: the value as a file of JSON returns it, for example with lists instead of tuples
+    :raises ValueError: if a number is not finite, or a key is not text, as in ``{1: 2}``
+    :raises TypeError: if JSON has no such value
+    """
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"a key must be text, but it is {key!r}")
+        return {key: as_json(of) for key, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(of) for of in value]
+    return json.loads(json.dumps(value, allow_nan=False))
 
 
 def _known_algorithms() -> dict[str, type]:
@@ -295,18 +270,17 @@ def _by_algorithm(
 def _named_variants(
     algos: Sequence[str], variants: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """The plain algorithms and their variants: algorithm, name of the variant, hyperparameters."""
-    for name in variants:
+    """The algorithms and their variants: algorithm, name of the variant, hyperparameters."""
+    named: list[tuple[str, str, dict[str, Any]]] = [(algo, "", {}) for algo in algos]
+    for name, by_algo in variants.items():
         if not re.fullmatch(r"(?=.*\S)[^=,]+", str(name)):
             raise StudyError(f"the name of a variant must not be empty or contain '=' or ',', but it is {name!r}")
-    named = [
-        (algo, str(name), dict(changes)) for name, by_algo in variants.items() for algo, changes in by_algo.items()
-    ]
-    return [*((algo, "", {}) for algo in algos), *named]
+        named += [(algo, str(name), dict(changes)) for algo, changes in by_algo.items()]
+    return named
 
 
-def _conditions(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Every combination of the values, with its name."""
+def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    """Every combination of the values, by its name."""
     conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
@@ -317,7 +291,7 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> list[tuple[str, dict[str, 
         ]
         # 1 and 1.0 have one name, and are one value
         conditions.setdefault(",".join(named), condition)
-    return list(conditions.items())
+    return conditions
 
 
 def _short(value: Any) -> str:
@@ -325,18 +299,6 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return re.sub(r",(?! )", ", ", str(value))
-
-
-def _check_keys(content: Any) -> None:
-    """:raises ValueError: if a key of a mapping is not text, as in ``{1: 2}``; JSON has no other keys"""
-    if isinstance(content, dict):
-        for key, value in content.items():
-            if not isinstance(key, str):
-                raise ValueError(f"a key must be text, but it is {key!r}")
-            _check_keys(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
-            _check_keys(value)
 
 
 def _whole(steps: Any, of: str) -> int:
@@ -352,19 +314,18 @@ def _whole(steps: Any, of: str) -> int:
     return int(number)
 
 
-def _plain(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
-    """The hyperparameters as a record returns them, for example with lists instead of tuples."""
-    plain = {}
+def _settings(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
+    """The hyperparameters as a record returns them."""
+    settings = {}
     for name, value in hyperparameters.items():
         try:
-            _check_keys({name: value})
-            plain[name] = json.loads(json.dumps(value, allow_nan=False))
+            settings[name] = as_json(value)
         except (TypeError, ValueError) as error:
             raise StudyError(
-                f"{name} of {of} must be a finite number or a value that JSON can hold, but it is {value!r}; code "
-                "is written as a string, as in RL Zoo's YAML files"
+                f"{name} of {of} must be a finite number or a value that JSON can hold, but it is {value!r}; code is "
+                "written as a string, as in RL Zoo's YAML files"
             ) from error
-    return plain
+    return settings
 
 
 def _check_names(algo: str, algorithms: Mapping[str, type], hyperparameters: Iterable[str]) -> None:

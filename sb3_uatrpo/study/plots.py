@@ -2,6 +2,8 @@
 Pictures of many runs. Every ``plot_`` function takes arrays by label, draws on the given ``ax`` and returns it;
 ``ax.legend()`` shows the labels. Its ``style`` is a result of ``styles``, so that a label looks the same in all
 pictures and can be told apart in black and white; without it, the labels of this picture have styles of their own.
+``options`` are those of ``statistics.bootstrap``. ``curves`` have for each label the steps (``n_points``) and the
+returns (``n_runs x n_points``), NaN before a run's first episode; what is drawn begins where all runs have a value.
 
 ``draw_pictures`` draws the pictures of a report, one panel for each environment and variant.
 """
@@ -13,15 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
+from rliable.plot_utils import plot_performance_profiles
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.results import Panel, Results, evaluations, joined, learning_curves, update_series, update_values
@@ -31,75 +35,58 @@ KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
 # Larger KL ratios are drawn in the last bin, and any below 0 in the first
 LARGEST_RATIO = 5.0
+# KL ratios that count as large: the share of updates at or above each is shown
+THRESHOLDS = (2.0, 3.0)
 # Number of parts of the training, each with its own median KL ratio
 N_PARTS = 50
 # Distances between ticks, times a power of ten
 TICKS = (1.0, 2.0, 2.5, 5.0, 10.0)
-# KL ratios that count as large: the share of updates at or above each is shown
-THRESHOLDS = (2.0, 3.0)
 
-T = TypeVar("T")
 Styles = Mapping[str, Mapping[str, Any]]
 Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """
-    :param labels: labels of the groups to compare
-    :return: for each label, a line style and a colour that colour-blind readers can tell apart
-    """
-    import seaborn as sns
-
+    """:return: for each label, a line style and a colour that colour-blind readers can tell apart"""
     colors = sns.color_palette("colorblind", max(len(labels), 1))
+    lines = (LINE_STYLES[i % len(LINE_STYLES)] for i in range(len(labels)))
     return {
-        label: {"color": color, "linestyle": LINE_STYLES[i % len(LINE_STYLES)]}
-        for i, (label, color) in enumerate(zip(labels, colors, strict=False))
+        label: {"color": color, "linestyle": line} for label, color, line in zip(labels, colors, lines, strict=False)
     }
 
 
 def plot_learning_curves(
     ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return"
 ) -> Axes:
-    """
-    Mean over runs with its standard error, and every run as a thin line.
-
-    :param curves: for each label the steps (``n_points``) and the returns (``n_runs x n_points``); NaN before a run's
-        first episode. The mean begins where all runs have a value.
-    :param ylabel: name of the returns
-    """
+    """Mean over runs with its standard error, and every run as a thin line."""
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
-        t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
-        mean, error = r.mean(0), statistics.standard_error(r)
+        table = pd.DataFrame(np.transpose(returns), index=np.asarray(timesteps, dtype=np.float64)).dropna()
         # few points, such as those of evaluations, are marked: a single one would be invisible otherwise
-        marker = "o" if len(t) <= 20 else ""
-        band = Estimate(mean, mean - error, mean + error)
-        _band(ax, t, band, label, style[label], alpha=0.25, marker=marker, markersize=3)
-        if len(r) > 1:
+        marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if len(table) <= 20 else {}
+        points = table.rename_axis("step").reset_index().melt("step", value_name="return")
+        axes: dict[str, Any] = {"data": points, "x": "step", "y": "return", "ax": ax, "legend": False, **style[label]}
+        sns.lineplot(**axes, label=label, errorbar="se", linewidth=1.8, zorder=3, **marks)
+        if table.columns.size > 1:
             # many runs would hide their mean
-            alpha = min(0.45, max(0.12, 4 / len(r)))
-            ax.plot(t, r.T, color=style[label]["color"], alpha=alpha, linewidth=0.6, zorder=1)
+            alpha = min(0.45, max(0.12, 4 / table.columns.size))
+            axes["linestyle"] = "-"
+            sns.lineplot(**axes, units="variable", estimator=None, alpha=alpha, linewidth=0.6, zorder=1)
     return _over_training(ax, curves, ylabel)
 
 
 def plot_cvar(
-    ax: Axes,
-    returns: Mapping[str, ArrayLike],
-    style: Styles | None = None,
-    kappas: ArrayLike = KAPPAS,
-    **options: Any,
+    ax: Axes, returns: Mapping[str, ArrayLike], style: Styles | None = None, kappas: ArrayLike = KAPPAS, **options: Any
 ) -> Axes:
     """
     κ-CVaR of the final return for all κ, with bootstrap bands. It is the mean at κ = 1, and the worst run for κ ≤ 1/n.
 
     :param returns: for each label the final returns (``n_runs``)
     :param kappas: in (0, 1], ascending
-    :param options: of ``statistics.bootstrap``
     """
     style = style or styles(list(returns))
-    x = np.asarray(kappas, dtype=np.float64)
     for label, final in returns.items():
-        _band(ax, x, statistics.bootstrap_cvar(final, x, **options), label, style[label])
+        _band(ax, kappas, statistics.bootstrap_cvar(final, kappas, **options), label, style[label])
     ax.set(xlabel="κ, share of worst runs", ylabel="κ-CVaR of final return", xlim=(0, 1))
     return ax
 
@@ -107,13 +94,7 @@ def plot_cvar(
 def plot_cvar_over_training(
     ax: Axes, curves: Curves, kappa: float = 0.2, style: Styles | None = None, **options: Any
 ) -> Axes:
-    """
-    CVaR over runs at each step, with bootstrap bands.
-
-    :param curves: as for ``plot_learning_curves``
-    :param kappa: in (0, 1]
-    :param options: of ``statistics.bootstrap``
-    """
+    """κ-CVaR over runs at each step, with bootstrap bands; ``kappa`` in (0, 1]."""
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
         t, r = np.asarray(timesteps, dtype=np.float64), np.asarray(returns, dtype=np.float64)
@@ -124,27 +105,28 @@ def plot_cvar_over_training(
 
 def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | None = None) -> Axes:
     """
-    Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. The
-    legend shows the shares of ratios of at least 2 and 3.
+    Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. In
+    the upper right corner, the shares of ratios of at least 2 and 3.
 
     :param ratios: for each label the ratios of all updates of all runs (``n_updates``)
     """
     style = style or styles(list(ratios))
+    known = {label: np.asarray(values, dtype=np.float64) for label, values in ratios.items() if np.size(values)}
     edges = np.linspace(0, LARGEST_RATIO, 51)
-    for label, values in ratios.items():
-        x = np.asarray(values, dtype=np.float64)
-        if not len(x):
-            continue
-        shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in THRESHOLDS)
+    for row, (label, x) in enumerate(known.items()):
         counts, _ = np.histogram(np.clip(x, 0, LARGEST_RATIO), edges)
-        color, line = style[label]["color"], style[label]["linestyle"]
+        color = style[label]["color"]
         ax.stairs(counts / len(x), edges, fill=True, color=color, alpha=0.25)
-        ax.stairs(counts / len(x), edges, color=color, linestyle=line, linewidth=1.4, label=f"{label}: {shares}")
-    ax.axvline(1.0, color="0.2", linewidth=0.8, zorder=0)
-    for threshold in THRESHOLDS:
-        ax.axvline(threshold, color="0.5", linewidth=0.8, linestyle=":", zorder=0)
+        ax.stairs(counts / len(x), edges, linewidth=1.4, label=label, **style[label])
+        shares = ", ".join(f"{statistics.share_at_least(x, t):.0%} ≥ {t:g}" for t in THRESHOLDS)
+        place: dict[str, Any] = {"xy": (1, 1), "xytext": (-4, -4 - 10 * row), "textcoords": "offset points"}
+        ax.annotate(shares, xycoords="axes fraction", ha="right", va="top", fontsize=8, color=color, **place)
+    for threshold in (1.0, *THRESHOLDS):
+        ax.axvline(threshold, color="0.3", linewidth=0.8, linestyle="-" if threshold == 1 else ":", zorder=0)
+    # room for the shares above the bars
+    ax.margins(y=0.08 + 0.08 * len(known))
     ax.set(
-        xlabel=f"actual / estimated KL of proposed steps (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})",
+        xlabel=f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})",
         ylabel="share of updates",
         xlim=(0, LARGEST_RATIO),
     )
@@ -152,9 +134,7 @@ def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | Non
     return ax
 
 
-def plot_kl_ratio_over_training(
-    ax: Axes, ratios: Mapping[str, tuple[ArrayLike, ArrayLike]], style: Styles | None = None
-) -> Axes:
+def plot_kl_ratio_over_training(ax: Axes, ratios: Curves, style: Styles | None = None) -> Axes:
     """
     Median and quartiles of the KL ratio of proposed steps, over the updates in each fiftieth of the training, on a
     logarithmic axis.
@@ -172,10 +152,8 @@ def plot_kl_ratio_over_training(
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     # the narrower the range, the more ticks in a decade
-    if high > 2 * low:
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 15 * low else (1, 1.5, 2, 3, 5, 7)))
-    else:
-        ax.yaxis.set_major_locator(MaxNLocator(7, steps=TICKS))
+    few = (1, 2, 5) if high > 15 * low else (1, 1.5, 2, 3, 5, 7)
+    ax.yaxis.set_major_locator(LogLocator(subs=few) if high > 2 * low else MaxNLocator(7, steps=TICKS))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_locator(NullLocator())
     return _over_training(ax, ratios, "actual / estimated KL")
@@ -189,21 +167,22 @@ def plot_performance_profile(
     **options: Any,
 ) -> Axes:
     """
-    Share of runs that end above each threshold, with bootstrap bands (rliable).
+    Share of runs that end above each threshold, with bootstrap bands, as rliable draws it.
 
     :param returns: for each label the final returns (``n_runs``), or comparable scores (``n_runs x n_tasks``)
     :param xlabel: name of the returns
-    :param options: of ``statistics.performance_profile``
     """
     style = style or styles(list(returns))
     every = np.concatenate([np.ravel(values) for values in returns.values()])
     margin = 0.04 * np.ptp(every) or 0.04 * max(1.0, abs(every[0]))
-    thresholds = np.linspace(every.min() - margin, every.max() + margin, 101)
-    for label, values in returns.items():
-        profile = statistics.performance_profile(values, thresholds, **options)
-        _band(ax, thresholds, profile, label, style[label], drawstyle="steps-post")
-    ax.set(xlabel=xlabel, ylabel="share of runs above τ", xlim=(thresholds[0], thresholds[-1]), ylim=(-0.02, 1.02))
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    taus = np.linspace(every.min() - margin, every.max() + margin, 101)
+    profiles = {label: statistics.performance_profile(values, taus, **options) for label, values in returns.items()}
+    shares = {label: profile.value for label, profile in profiles.items()}
+    bands = {label: profile[1:] for label, profile in profiles.items()}
+    colors, lines = ({label: of[name] for label, of in style.items()} for name in ("color", "linestyle"))
+    size = matplotlib.rcParams["font.size"]
+    names = {"xlabel": xlabel, "ylabel": "share of runs above τ", "labelsize": size, "ticklabelsize": size}
+    plot_performance_profiles(shares, taus, bands, ax=ax, colors=colors, linestyles=lines, **names)
     return ax
 
 
@@ -222,10 +201,9 @@ def plot_estimates(
     :param reference: position of a vertical line, for example 0 for differences
     """
     for row, (label, estimate) in enumerate(estimates.items()):
-        value, low, high = (float(np.squeeze(x)) for x in estimate)
         color = style[label]["color"] if style else "0.2"
-        ax.plot([low, high], [row, row], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
-        ax.plot(value, row, "o", color=color, markersize=5)
+        ax.plot(estimate[1:], [row, row], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
+        ax.plot(estimate.value, row, "o", color=color, markersize=5)
     if reference is not None:
         ax.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
     ax.set(xlabel=xlabel, ylim=(len(estimates) - 0.5, -0.5))
@@ -235,12 +213,9 @@ def plot_estimates(
     return ax
 
 
-def _band(
-    ax: Axes, x: Array, band: Estimate, label: str, style: Mapping[str, Any], alpha: float = 0.2, **line: Any
-) -> None:
-    ax.plot(x, band.value, label=label, linewidth=1.8, zorder=3, **style, **line)
-    step: Any = "post" if "drawstyle" in line else None
-    ax.fill_between(x, band.low, band.high, color=style["color"], alpha=alpha, linewidth=0, zorder=2, step=step)
+def _band(ax: Axes, x: ArrayLike, band: Estimate, label: str, style: Mapping[str, Any]) -> None:
+    ax.plot(x, band.value, label=label, linewidth=1.8, zorder=3, **style)
+    ax.fill_between(x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0, zorder=2)
 
 
 def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
@@ -256,18 +231,9 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
 FORMATS = ("png", "svg")
 # matplotlib's settings for all pictures of a report
 STYLE: dict[Any, Any] = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "figure.constrained_layout.h_pad": 0.06,
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.1,
-    "font.size": 9,
-    "grid.alpha": 0.3,
-    # keeps legends legible over grid lines
-    "legend.edgecolor": "none",
-    "legend.framealpha": 0.9,
+    **{"axes.grid": True, "grid.alpha": 0.3, "axes.spines.right": False, "axes.spines.top": False},
+    **{"font.size": 9, "axes.titlesize": 10, "legend.edgecolor": "none"},
+    **{f"figure.constrained_layout.{name}": value for name, value in (("use", True), ("h_pad", 0.06), ("w_pad", 0.1))},
     # gives identical pictures identical identifiers
     "svg.hashsalt": "sb3_uatrpo",
     # names may contain dollar signs
@@ -299,9 +265,8 @@ def draw_pictures(results: Results, output: Path) -> set[str]:
 
 
 def _draw(
-    panels: Mapping[Panel, T],
-    draw: Callable[[Axes, T], Any],
-    legend: bool = True,
+    panels: Mapping[Panel, Any],
+    draw: Callable[[Axes, Any], Any],
     size: tuple[float, float] = (3.6, 2.7),
     share: str | None = "y",
 ) -> Figure | None:
@@ -320,22 +285,17 @@ def _draw(
     figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
     shared: dict[str, Any] = {f"share{share}": "row"} if in_rows and share else {}
     axes = figure.subplots(n_rows, n_columns, squeeze=False, **shared)
-    for ax in axes.flat:
-        ax.set_axis_off()
+    entries: dict[str, Any] = {}
     for i, (names, content) in enumerate(panels.items()):
-        place = (env_ids.index(names[0]), variants.index(names[1])) if in_rows else divmod(i, n_columns)
-        ax = axes[place]
-        ax.set_axis_on()
+        ax = axes[(env_ids.index(names[0]), variants.index(names[1])) if in_rows else divmod(i, n_columns)]
         draw(ax, content)
-        # a variant with several varied values may be broken between them
-        title = re.sub(",(?! )", ", ", joined(names))
-        # matplotlib does not wrap titles: one wider than the narrowest panel would be cut off or overlap the next
-        ax.set_title(textwrap.fill(title, 28))
+        # a variant with several varied values may be broken between them; a title would overlap the next one
+        ax.set_title(textwrap.fill(re.sub(",(?! )", ", ", joined(names)), 28))
         ax.tick_params(labelleft=True)
-    if legend:
-        entries: dict[str, Any] = {}
-        for ax in axes.flat:
-            entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    for ax in axes.flat:
+        ax.set_axis_on() if ax.has_data() else ax.set_axis_off()
+    if entries:
         # one row for short labels, one column for those that name hyperparameters
         columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * max(map(len, entries))))))
         figure.set_figheight(figure.get_figheight() + 0.15 + 0.2 * math.ceil(len(entries) / columns))
@@ -343,47 +303,26 @@ def _draw(
     return figure
 
 
-def _by_panel(results: Results, values_of: Callable[[pd.DataFrame], Any]) -> dict[Panel, dict[str, Any]]:
-    """For each panel and label, the values of its runs, without labels and panels that have no values."""
+def _draw_runs(
+    plot: Callable[..., Axes], values_of: Callable[[pd.DataFrame], Any], results: Results, **options: Any
+) -> Figure | None:
+    """The values of the runs of each panel and label, without labels and panels that have no values."""
     panels = {
         panel: {label: values for label, runs in by_label.items() if any(map(np.size, values := values_of(runs)))}
         for panel, by_label in results.panels.items()
     }
-    return {panel: by_label for panel, by_label in panels.items() if by_label}
-
-
-def _draw_runs(
-    results: Results, values_of: Callable[[pd.DataFrame], Any], plot: Callable[..., Any], **options: Any
-) -> Figure | None:
-    style = styles(results.labels)
-    return _draw(_by_panel(results, values_of), lambda ax, by_label: plot(ax, by_label, style=style, **options))
-
-
-def _draw_kl_ratio(results: Results) -> Figure | None:
-    style = styles(results.labels)
-    ratios = _by_panel(results, partial(update_values, key="kl_ratio"))
-
-    def draw(ax: Axes, by_label: Mapping[str, Array]) -> None:
-        plot_kl_ratio(ax, by_label, style)
-        handles, labels = ax.get_legend_handles_labels()
-        # the panel's legend has only the shares: labels that name hyperparameters would cover the bars
-        ax.legend(handles, [label.rpartition(": ")[2] for label in labels], loc="upper right", fontsize=8)
-        for handle, label in zip(handles, by_label, strict=True):
-            handle.set_label(label)
-        # room for the legend above the bars; margins apply to all panels of a row, but limits only to the last one
-        ax.margins(y=0.08 + 0.1 * max(map(len, ratios.values())))
-
-    return _draw(ratios, draw, size=(4.4, 2.9))
+    draw = partial(plot, style=styles(results.labels), **options)
+    return _draw({panel: by_label for panel, by_label in panels.items() if by_label}, draw)
 
 
 def _draw_performance_profiles(results: Results) -> Figure | None:
-    style = styles(results.labels)
-    final = _by_panel(results, attrgetter("final_return"))
-    profiles = {panel: ("final return τ", by_label) for panel, by_label in final.items()}
-    profiles |= {
-        ("all environments", variant): ("score τ, 0 to 1", scores) for variant, scores in results.scores.items()
+    profiles: dict[Panel, tuple[str, Mapping[str, Array]]] = {
+        panel: ("final return τ", {label: runs.final_return for label, runs in by_label.items()})
+        for panel, by_label in results.panels.items()
     }
-    return _draw(profiles, lambda ax, profile: plot_performance_profile(ax, profile[1], style, profile[0]), share=None)
+    profiles |= {("all environments", name): ("score τ, 0 to 1", scores) for name, scores in results.scores.items()}
+    style = styles(results.labels)
+    return _draw(profiles, lambda ax, of: plot_performance_profile(ax, of[1], style, xlabel=of[0]), share=None)
 
 
 def _draw_differences(results: Results) -> Figure | None:
@@ -402,44 +341,30 @@ def _draw_probability_of_improvement(results: Results) -> Figure | None:
         f"{joined(row.panel)}: {row.name.replace(' − ', ' > ')}": row.improvement
         for row in results.comparisons.itertuples()
     }
-    panels = {("", ""): estimates} if estimates else {}
-    figure = _draw_estimates(panels, "probability of improvement", width=3.4, reference=0.5)
-    if figure is not None:
-        figure.axes[0].set(xlim=(-0.02, 1.02), xticks=np.linspace(0, 1, 5))
-    return figure
+    return _draw_estimates({("", ""): estimates} if estimates else {}, "probability of improvement", reference=0.5)
 
 
-def _draw_estimates(
-    panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, width: float = 2.8, **options: Any
-) -> Figure | None:
-    """Estimates with their names beside the axis; ``width`` is the width of a panel without the names."""
+def _draw_estimates(panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure | None:
+    """Estimates with their names beside the axis."""
     longest = max((len(label) for estimates in panels.values() for label in estimates), default=0)
-    size = (width + 0.07 * longest, 0.9 + 0.3 * max(map(len, panels.values()), default=0))
-
-    def draw(ax: Axes, estimates: Mapping[str, Estimate]) -> None:
-        plot_estimates(ax, estimates, xlabel, **options)
-
-    return _draw(panels, draw, legend=False, size=size, share="x")
+    size = (2.8 + 0.07 * longest, 0.9 + 0.3 * max(map(len, panels.values()), default=0))
+    return _draw(panels, partial(plot_estimates, xlabel=xlabel, **options), size, share="x")
 
 
 PICTURES: dict[str, Callable[[Results], Figure | None]] = {
-    "learning_curves": lambda results: _draw_runs(results, learning_curves, plot_learning_curves),
-    "evaluations": lambda results: _draw_runs(
-        results, evaluations, plot_learning_curves, ylabel="deterministic return"
-    ),
-    "cvar": lambda results: _draw_runs(results, attrgetter("final_return"), plot_cvar),
+    "learning_curves": partial(_draw_runs, plot_learning_curves, learning_curves),
+    "evaluations": partial(_draw_runs, plot_learning_curves, evaluations, ylabel="deterministic return"),
+    "cvar": partial(_draw_runs, plot_cvar, attrgetter("final_return")),
     "cvar_over_training": lambda results: _draw_runs(
-        results,
-        learning_curves,
         plot_cvar_over_training,
+        learning_curves,
+        results,
         kappa=results.kappa,
         n_resamples=statistics.N_RESAMPLES_OVER_TRAINING,
     ),
     "differences": _draw_differences,
-    "kl_ratio": _draw_kl_ratio,
-    "kl_ratio_over_training": lambda results: _draw_runs(
-        results, partial(update_series, key="kl_ratio"), plot_kl_ratio_over_training
-    ),
+    "kl_ratio": partial(_draw_runs, plot_kl_ratio, partial(update_values, key="kl_ratio")),
+    "kl_ratio_over_training": partial(_draw_runs, plot_kl_ratio_over_training, partial(update_series, key="kl_ratio")),
     "performance_profiles": _draw_performance_profiles,
     "interquartile_means": lambda results: _draw_estimates(
         results.interquartile_means, "IQM of final return", style=styles(results.labels)

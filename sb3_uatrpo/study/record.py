@@ -6,7 +6,6 @@ they compress well.
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import math
@@ -22,9 +21,7 @@ from typing import Any
 
 import numpy as np
 
-# Format 1 had no packed columns
 FORMAT = 2
-READABLE_FORMATS = (1, FORMAT)
 SERIES = ("episodes", "evaluations", "updates")
 # Evaluations are too few to be worth packing
 PACKED = ("episodes", "updates")
@@ -36,13 +33,14 @@ SIGNIFICANT_DIGITS = 6
 MAX_VALUES = 2**22
 # In a failed run's traceback, separates the error from the run's own output
 OUTPUT_HEADING = "\nThe last that it printed:\n"
-# File systems allow 255 bytes; the key and the suffixes of the record and of its lock need 21 of them
+# File systems allow 255 bytes; the key and the suffix of the record need 16 of them, and five were a lock's
 LONGEST_STEM = 255 - 21
-
 # What users call runs without varied values
-PLAIN = "plain"
+UNVARIED = "plain"
 
 Table = dict[str, list[Any]]
+# Files that were left out, with the reason
+LeftOut = list[tuple[Path, str]]
 
 
 class StudyError(Exception):
@@ -58,7 +56,7 @@ class RunSpec:
     :param env_id: Gymnasium's name of the environment
     :param seed: seed of the run, at least 0
     :param n_timesteps: steps to learn for, over all environments of the run
-    :param variant: how the run differs from the plain algorithm: a name without ``=``, or varied values such as
+    :param variant: how the run differs from the algorithm's settings: a name without ``=``, or varied values such as
         ``"noise=1"``, or both, separated by a comma; ``""`` if not at all
     :param hyperparameters: as in RL Zoo's YAML files, with all overrides, without ``n_timesteps``; JSON values
     :param eval_freq: steps between deterministic evaluations, over all environments of the run; 0 for none
@@ -81,10 +79,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "RunSpec":
-        """
-        :param content: what ``to_json`` returned
-        :return: the specification
-        """
+        """:return: the specification of which ``to_json`` returned the content"""
         return cls(**{"hyperparameters" if name == "settings" else name: value for name, value in content.items()})
 
     def key(self) -> str:
@@ -183,22 +178,22 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     :param record: what to write; the numbers of its series are rounded to six significant digits
     :param folder: where to write; created if missing
     :return: the file, named after ``record.spec``
+    :raises StudyError: if the record does not match the schema
     """
     content = {"format": FORMAT, "key": record.spec.key(), **vars(record), "spec": record.spec.to_json()}
     content |= {name: _rounded(content[name]) for name in SERIES}
     content |= {name: pack_table(content[name]) for name in PACKED}
     path = Path(folder) / record.spec.file_name
+    try:
+        check_schema(content, SCHEMA)
+    except ValueError as error:
+        raise StudyError(f"{path} is not written: {error}") from error
     write_atomically(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
     return path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """
-    Write or replace a file. Readers see the old content or the new one, never a part of it.
-
-    :param path: the file; its folder is created if missing
-    :param text: the content
-    """
+    """Write or replace a file, and create its folder. Readers see the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
@@ -227,7 +222,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], list[tuple[Path, str]]]:
+def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], LeftOut]:
     """
     :param folder: where ``write_record`` wrote to
     :param series: whether to keep the series, which make records large
@@ -251,17 +246,11 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
 
 def _record_of(content: Any) -> Record:
     """:raises ValueError: if a file's content is not a record, naming the reason"""
-    if not isinstance(content, dict) or content.get("format") not in READABLE_FORMATS:
-        raise ValueError(f"not a record of format {' or '.join(map(str, READABLE_FORMATS))}, which this version reads")
     check_schema(content, SCHEMA)
     spec = RunSpec.from_json(content["spec"])
     if spec.key() != content["key"]:
         raise ValueError(f"its key {content['key']!r} does not match its specification")
-    for name in PACKED:
-        try:
-            content[name] = unpack_table(content[name])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+    content |= {name: unpack_table(content[name], name) for name in PACKED}
     for name in SERIES:
         if len({len(values) for values in content[name].values()}) > 1:
             raise ValueError(f"its {name} are not lists of equal length")
@@ -288,38 +277,32 @@ def _with_nan(values: Any) -> Any:
 
 
 def round_float(value: float) -> float:
-    """
-    :param value: a finite number
-    :return: the number, rounded to six significant digits
-    """
+    """:return: a finite number, rounded to six significant digits"""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def pack_table(table: Table) -> dict[str, Any]:
-    """
-    :param table: columns of one length, finite floats rounded to six significant digits
-    :return: the same table, in which a column is packed if that makes it shorter without changing a value
-    """
+    """:return: the table, in which a column is packed if that makes it shorter without changing a value"""
     if sum(map(len, table.values())) > MAX_VALUES:
         return dict(table)
     return {name: _pack(values) for name, values in table.items()}
 
 
-def unpack_table(table: dict[str, Any]) -> Table:
+def unpack_table(table: dict[str, Any], of: str = "columns") -> Table:
     """
-    :param table: what ``pack_table`` returned, checked against the schema of a record
-    :return: its columns
+    :return: the columns that ``pack_table`` packed, checked against the schema of a record; errors call them ``of``
     :raises ValueError: naming the column whose data do not match its encoding and length
     """
     n_values = sum(column["length"] for column in table.values() if isinstance(column, dict))
     if n_values > MAX_VALUES:
-        raise ValueError(f"its packed columns have {n_values} values, but at most {MAX_VALUES} are unpacked")
+        raise ValueError(f"its packed {of} have {n_values} values, but at most {MAX_VALUES} are unpacked")
     columns = {}
     for name, column in table.items():
         try:
             columns[name] = _unpack(column) if isinstance(column, dict) else column
-        except (binascii.Error, zlib.error, ValueError) as error:
-            raise ValueError(f"{name} cannot be unpacked: {error}") from error
+        # ValueError includes what base64 raises
+        except (zlib.error, ValueError) as error:
+            raise ValueError(f"{of}: {name} cannot be unpacked: {error}") from error
     return columns
 
 
@@ -363,11 +346,7 @@ def _unpack(column: dict[str, Any]) -> list[Any]:
 
 
 def check_schema(content: Any, schema: dict[str, Any]) -> None:
-    """
-    :param content: the content of a JSON or YAML file
-    :param schema: a JSON Schema
-    :raises ValueError: if the content does not match the schema, naming the place
-    """
+    """:raises ValueError: if the content of a JSON or YAML file does not match the JSON Schema, naming the place"""
     from jsonschema import Draft202012Validator
 
     problem = next(Draft202012Validator(schema).iter_errors(content), None)
@@ -384,47 +363,43 @@ def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[s
     return {"type": "object", "properties": properties | (optional or {}), "required": list(properties)}
 
 
-def _column_of(items: dict[str, Any] | None = None, encodings: Sequence[str] = tuple(TYPES)) -> dict[str, Any]:
-    packed = _object(
-        encoding={"enum": list(encodings)},
-        length={"type": "integer", "minimum": 1, "maximum": MAX_VALUES},
-        data=TEXT,
-    )
-    return {"if": {"type": "object"}, "then": packed, "else": _list_of(items or {})}
+def _column_of(items: dict[str, Any], encodings: Sequence[str] = tuple(TYPES)) -> dict[str, Any]:
+    length = {"type": "integer", "minimum": 1, "maximum": MAX_VALUES}
+    packed = _object(encoding={"enum": list(encodings)}, length=length, data=TEXT)
+    return {"if": {"type": "object"}, "then": packed, "else": _list_of(items)}
 
 
 TEXT = {"type": "string"}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
 INTEGER = {"type": "integer"}
+COUNT = {"type": "integer", "minimum": 0}
 # a number that was not finite is written as null
 NUMBER_OR_NULL = {"type": ["number", "null"]}
 INTEGERS = _column_of(INTEGER, ["delta-int64"])
 NUMBERS = _column_of(NUMBER_OR_NULL)
 ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
 
-# Records of a later release may have more properties, but an unknown property of a specification would change its key
 SPECIFICATION = _object(
-    algo=TEXT,
-    env_id=TEXT,
-    seed={"type": "integer", "minimum": 0},
+    **dict.fromkeys(("algo", "env_id", "variant"), TEXT),
+    **dict.fromkeys(("seed", "eval_freq", "n_eval_episodes"), COUNT),
     n_timesteps={"type": "integer", "minimum": 1},
-    variant=TEXT,
     settings={"type": "object"},
-    eval_freq={"type": "integer", "minimum": 0},
-    n_eval_episodes=INTEGER,
-) | {"additionalProperties": False}
+)
 
 SCHEMA = _object(
+    format={"const": FORMAT},
     key=TEXT,
-    spec=SPECIFICATION,
+    # records of a later release may have more properties, but one more in a specification would change its key
+    spec=SPECIFICATION | {"additionalProperties": False},
     status={"enum": ["done", "failed"]},
     traceback={"type": ["string", "null"]},
     episodes=_object({"is_success": NUMBERS}, timesteps=INTEGERS, returns=NUMBERS, lengths=INTEGERS),
     evaluations=_object({"is_success": ROWS}, timesteps=_list_of(INTEGER), returns=ROWS),
     # an algorithm may log anything; a report reads these
     updates=_object(timesteps=INTEGERS)
-    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _column_of()},
-    versions={"type": "object", "additionalProperties": TEXT},
-    machine={"type": "object", "additionalProperties": TEXT},
+    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _column_of({})},
+    versions=TEXTS,
+    machine=TEXTS,
     wall_time={"type": "number"},
     started=TEXT,
 )

@@ -29,7 +29,6 @@ from sb3_uatrpo.study.statistics import (
     FINAL_SHARE,
     N_RESAMPLES,
     N_RESAMPLES_OVER_TRAINING,
-    N_RESAMPLES_RLIABLE,
     Estimate,
 )
 
@@ -42,23 +41,22 @@ DEFINITIONS = f"""\
   its steps; if none did, the return of the last episode.
 - *κ-CVaR*: mean of the worst share κ of the runs. The run at the boundary of that share counts in part; κ = 1 gives the
   mean.
-- *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples;
-  {N_RESAMPLES_RLIABLE:,} for rliable's statistics, {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs the
-  intervals are too narrow, above all those of a CVaR. ± is the standard error of the mean.
+- *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples,
+  {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs the intervals are too narrow, above all those of a CVaR.
+  ± is the standard error of the mean.
 - *Welch*: two-sided t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
 - *Probability of improvement*: how often a run of the first algorithm ends above a run of the second; a tie
   counts as half."""
 
+SMOOTHED = f"trailing mean over {FINAL_SHARE:.0%} of the steps"
 CAPTIONS = {
-    "learning_curves": f"Training return, trailing mean over {FINAL_SHARE:.0%} of the steps: mean and standard error "
-    "over runs; thin lines are single runs",
+    "learning_curves": f"Training return, {SMOOTHED}: mean and standard error over runs; thin lines are single runs",
     "evaluations": "Deterministic evaluations: mean and standard error over runs; thin lines are single runs",
     "cvar": "κ-CVaR of the final return, with bootstrap bands; it is the mean at κ = 1, and the worst run for κ ≤ 1/n",
-    "cvar_over_training": f"CVaR over runs of the training return (trailing mean over {FINAL_SHARE:.0%} of the steps), "
-    "with bootstrap bands",
+    "cvar_over_training": f"CVaR over runs of the training return ({SMOOTHED}), with bootstrap bands",
     "differences": "Difference of final returns, with bootstrap intervals",
-    "kl_ratio": "KL ratio of proposed steps; the legend gives the shares of ratios of at least 2 and of at least 3",
+    "kl_ratio": "KL ratio of proposed steps, with the shares of ratios of at least 2 and of at least 3",
     "kl_ratio_over_training": "Median and quartiles of the KL ratio over the updates in each fiftieth of the training",
     "interquartile_means": "IQM of the final return, with bootstrap intervals",
     "performance_profiles": "Performance profiles: the share of runs that end above τ, with bootstrap bands",
@@ -67,39 +65,38 @@ CAPTIONS = {
 
 
 def report(
-    folder: str | os.PathLike[str],
+    folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     algorithms: Pair | None = None,
     kappa: float = 0.2,
-    separate_settings: bool = False,
     variants: Sequence[str] = (),
 ) -> Path:
     """
     Write ``report.md`` and its pictures, as PNG and SVG.
 
-    :param folder: a study's folder, or RL Zoo's log folder
+    :param folders: a study's folder, or RL Zoo's log folder, or several of them
     :param output: where to write; created if missing
     :param algorithms: two labels to compare, the first minus the second. By default, each ``uatrpo`` is compared with
         every other label; without a ``uatrpo``, all pairs are compared.
     :param kappa: share of worst runs in tables and over training, in (0, 1]
-    :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own
-        instead of being refused
     :param variants: the variants to show, by their names in the report's tables, ``"plain"`` for runs without varied
         values; all by default
     :return: the report's path
-    :raises StudyError: if ``folder`` is not such a folder, has no finished run, or has runs that must not be averaged;
-        or if ``algorithms``, ``kappa`` or ``variants`` is invalid
+    :raises StudyError: if one of ``folders`` is not such a folder, if they have no finished run, or runs that must not
+        be averaged; or if ``algorithms``, ``kappa`` or ``variants`` is invalid
     """
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
-    records, unreadable = read_folder(folder)
+    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | os.PathLike) else folders)]
+    names = joined(path.resolve().name for path in paths)
+    records, unreadable = read_folder(*paths)
     if not records:
         reasons = f" ({len(unreadable)} unreadable, the first: {unreadable[0][1]})" if unreadable else ""
-        raise StudyError(f"{folder}: no records{reasons}")
-    runs = tabulate_runs(records, separate_settings, variants)
+        raise StudyError(f"{names}: no records{reasons}")
+    runs = tabulate_runs(records, variants)
     compared = runs[runs.final_return.notna()]
     if compared.empty:
-        raise StudyError(f"{folder}: no run is done with a training return, out of {counted(len(runs), 'run')}")
+        raise StudyError(f"{names}: no run is done with a training return, out of {counted(len(runs), 'run')}")
     results = Results(runs, pairs_of(in_order(compared.algorithm), algorithms), kappa)
 
     # matplotlib takes a second to import, so errors in the input are reported first
@@ -109,7 +106,7 @@ def report(
     output.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(results, output)
     path = output / "report.md"
-    path.write_text(markdown(results, pictures, Path(folder).resolve().name, unreadable), encoding="utf-8")
+    path.write_text(markdown(results, pictures, names, unreadable), encoding="utf-8")
     return path
 
 
@@ -117,13 +114,7 @@ def report(
 
 
 def markdown(results: Results, pictures: set[str], name: str, unreadable: Sequence[tuple[Path, str]]) -> str:
-    """
-    :param results: what the report shows
-    :param pictures: names of the pictures that lie beside the report
-    :param name: name of the study
-    :param unreadable: (path, reason) of each file that was left out
-    :return: the report in Markdown
-    """
+    """:return: the report on the study of this name in Markdown; ``pictures`` are the names of those beside it"""
     blocks = [
         f"# Report on {name}",
         *_runs(results.runs, unreadable),
@@ -271,7 +262,7 @@ def _proposed_steps(results: Results) -> Iterator[str]:
 
 
 def _aggregates(results: Results) -> Iterator[str]:
-    yield "## Aggregates (rliable)"
+    yield "## Aggregates"
     rows = [
         [*panel, label, len(results.panels[panel][label]), *_estimate(mean)]
         for panel, by_label in results.interquartile_means.items()

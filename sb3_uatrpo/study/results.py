@@ -14,25 +14,20 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.record import PLAIN, Record, RunSpec, StudyError
+from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError
 from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
 
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
-EVALUATION = {"eval_freq", "n_eval_episodes"}
+EVALUATION = ("eval_freq", "n_eval_episodes")
 # Points of a learning curve
 N_POINTS = 100
-# Characters of a label that fit into a legend
-LONGEST_LABEL = 60
 GROUP = ["environment", "variant", "algorithm"]
 
 Pair = tuple[str, str]
 Panel = tuple[str, str]
-Group = tuple[str, str, str]
 
 
-def tabulate_runs(
-    records: Sequence[Record], separate_settings: bool = False, variants: Sequence[str] = ()
-) -> pd.DataFrame:
+def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd.DataFrame:
     """
     A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
     have the same ``environment``, ``variant`` and ``algorithm``.
@@ -42,43 +37,30 @@ def tabulate_runs(
     the other algorithms.
 
     :param records: of any algorithms, environments, variants and hyperparameters
-    :param separate_settings: whether runs of one algorithm with different hyperparameters get labels of their own,
-        which name the differences
     :param variants: the variants to keep, ``"plain"`` for runs without varied values; all by default
-    :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant, values varied for it
-        alone, and any other differences; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``,
-        a share of episodes, NaN where unknown; and ``record``
-    :raises StudyError: if finished runs differ in hyperparameters within an algorithm, or in numbers of steps within an
-        environment, and ``separate_settings`` is not set; or if one of ``variants`` does not exist
+    :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant and values varied for it
+        alone; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of episodes, NaN
+        where unknown; and ``record``
+    :raises StudyError: if finished runs differ in hyperparameters within a name, or in numbers of steps within an
+        environment; or if one of ``variants`` does not exist
     """
-    specs = [record.spec for record in records]
-    names, algorithms = _variants_and_algorithms(specs)
-    runs = pd.DataFrame(
-        {
-            "environment": [spec.env_id for spec in specs],
-            "variant": names,
-            "algorithm": algorithms,
-            "seed": [spec.seed for spec in specs],
-            "status": [record.status for record in records],
-            "n_timesteps": [spec.n_timesteps for spec in specs],
-            "final_return": [_final_return(record) for record in records],
-            "final_success": [_final_success(record) for record in records],
-            "record": records,
-        }
-    )
-    known = [name or PLAIN for name in sorted(set(names))]
+    names, algorithms = _variants_and_algorithms([record.spec for record in records])
+    rows = [(record.spec.env_id, record.spec.seed, record.status, record.spec.n_timesteps) for record in records]
+    runs = pd.DataFrame(rows, columns=["environment", "seed", "status", "n_timesteps"])
+    runs = runs.assign(variant=names, algorithm=algorithms, record=list(records))
+    runs["final_return"] = [_final_return(record) for record in records]
+    runs["final_success"] = [_final_success(record) for record in records]
+    known = [name or UNVARIED for name in sorted(set(names))]
     for name in variants:
         if name not in known:
             raise StudyError(f"no runs of the variant {name!r}; there are {', '.join(known)}")
     if variants:
-        runs = runs[runs.variant.replace("", PLAIN).isin(variants)]
-    if not separate_settings:
-        _refuse_different_steps(runs[runs.status == "done"])
-    runs["algorithm"] = _labels(runs, separate_settings)
-    order = in_order(runs.algorithm)
-    return runs.sort_values(
-        [*GROUP, "seed"], key=lambda column: column.map(order.index) if column.name == "algorithm" else column
-    ).reset_index(drop=True)
+        runs = runs[runs.variant.replace("", UNVARIED).isin(variants)]
+    # failed runs count in no mean
+    _refuse_unlike(runs[runs.status == "done"])
+    place = {label: i for i, label in enumerate(in_order(runs.algorithm))}
+    key = lambda column: column.map(place) if column.name == "algorithm" else column  # noqa: E731
+    return runs.sort_values([*GROUP, "seed"], key=key, ignore_index=True)
 
 
 def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[str]]:
@@ -118,49 +100,29 @@ def _final_mean(record: Record, values: ArrayLike) -> float:
     return statistics.final_return(record.episodes["timesteps"], values, record.spec.n_timesteps)
 
 
-def _refuse_different_steps(runs: pd.DataFrame) -> None:
+def _refuse_unlike(runs: pd.DataFrame) -> None:
+    """:raises StudyError: if runs differ that would be averaged, or compared although one had more steps"""
     for env_id, steps in runs.groupby("environment").n_timesteps:
         if steps.nunique() > 1:
             listed = ", ".join(f"{n:,}" for n in sorted(steps.unique()))
+            raise StudyError(f"records of different settings: runs on {env_id} have {listed} steps")
+    for (env_id, variant, label), alike in runs.groupby(GROUP):
+        settings = [_settings(record.spec) for record in alike.record]
+        names = _differing(settings)
+        if names and not (alike.seed.is_unique and set(EVALUATION).issuperset(names)):
+            each = (
+                ", ".join(f"{name}={of[name]}" if name in of else f"no {name}" for name in names) for of in settings
+            )
+            kinds = " and ".join(f"{kind} ({counted(n, 'run')})" for kind, n in sorted(Counter(each).items()))
             raise StudyError(
-                f"records of different settings: runs on {env_id} have {listed} steps; "
-                "--separate-settings compares them nevertheless"
+                f"records of different settings: {label} on {joined([env_id, variant])} has {kinds}; they need names, "
+                "as variants of a study file or by --vary"
             )
 
 
-def _labels(runs: pd.DataFrame, separate_settings: bool) -> pd.Series:
-    labels = runs.algorithm.copy()
-    deciding = runs.record.map(lambda record: json.dumps(_what_decides(record.spec), sort_keys=True))
-    # failed runs count in no mean
-    labelled = runs if separate_settings else runs[runs.status == "done"]
-    for (env_id, variant, algo), alike in labelled.groupby(GROUP):
-        kinds = [kind for _, kind in alike.groupby(deciding)]
-        settings = [_what_decides(kind.record.iloc[0].spec) for kind in kinds]
-        differing = _differing(settings)
-        if not differing or (not separate_settings and EVALUATION.issuperset(differing) and alike.seed.is_unique):
-            continue
-        names = [_named(values, differing) for values in settings]
-        if not separate_settings:
-            counts = (f"{name} ({counted(len(kind), 'run')})" for name, kind in zip(names, kinds, strict=True))
-            raise StudyError(
-                f"records of different settings: {algo} on {joined([env_id, variant])} has {' and '.join(counts)}; "
-                "--separate-settings tells them apart"
-            )
-        for name, kind in zip(names, kinds, strict=True):
-            labels[kind.index] = f"{algo} ({name})"
-    # labels too long for a legend are numbered alike in all environments; the report lists their hyperparameters
-    numbers: Counter[str] = Counter()
-    for label in sorted(label for label in labels.unique() if len(label) > LONGEST_LABEL):
-        algo = label.partition(" ")[0]
-        numbers[algo] += 1
-        labels[labels == label] = f"{algo} (settings {numbers[algo]})"
-    return labels
-
-
-def _what_decides(spec: RunSpec) -> dict[str, Any]:
-    """Everything that must be equal in runs that are averaged."""
-    others = {name: getattr(spec, name) for name in ("n_timesteps", *sorted(EVALUATION))}
-    return {**spec.hyperparameters, **others}
+def _settings(spec: RunSpec) -> dict[str, Any]:
+    """What must be equal in runs that are averaged, besides the number of steps."""
+    return {**spec.hyperparameters, **{name: getattr(spec, name) for name in EVALUATION}}
 
 
 def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -168,44 +130,26 @@ def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in names if len({json.dumps(values.get(name), sort_keys=True) for values in settings}) > 1]
 
 
-def _named(settings: dict[str, Any], names: list[str]) -> str:
-    return ", ".join(f"{name}={settings[name]}" if name in settings else f"no {name}" for name in names)
-
-
 def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
-    """
-    :param first: the runs of one group
-    :param second: the runs of another group
-    :return: the hyperparameters that both groups have, but with different values, as ``name value and value``
-    """
-    ours, theirs = (_what_decides(runs.record.iloc[0].spec) for runs in (first, second))
-    in_both = ours.keys() & theirs.keys() - EVALUATION
+    """:return: the hyperparameters that both groups of runs have, but with different values, as ``x 1 and 2``"""
+    ours, theirs = (runs.record.iloc[0].spec.hyperparameters for runs in (first, second))
+    in_both = ours.keys() & theirs.keys()
     return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing([ours, theirs]) if name in in_both]
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """
-    :param labels: labels, possibly repeated
-    :return: each label once, sorted, those of ``uatrpo`` first
-    """
-    return sorted(set(labels), key=lambda label: (not _is_uatrpo(label), label))
-
-
-def _is_uatrpo(label: str) -> bool:
-    """Whether the label is ``uatrpo`` or begins with it, such as ``uatrpo_shrinkage``."""
-    return label.startswith("uatrpo")
+    """:return: each label once, sorted, those of ``uatrpo``, such as ``uatrpo_shrinkage``, first"""
+    return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
 
 
 def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]:
     """
-    :param labels: the labels of all groups, in order
-    :param algorithms: the two labels to compare, or ``None`` for the default pairs
-    :return: the pairs to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
+    :return: the pairs to compare of labels in order: ``algorithms``, or each ``uatrpo`` with every other label, or all
     :raises StudyError: if a given label does not exist, or both are the same
     """
     if algorithms is None:
         pairs = tuple(combinations(labels, 2))
-        return tuple(pair for pair in pairs if _is_uatrpo(pair[0])) or pairs
+        return tuple(pair for pair in pairs if pair[0].startswith("uatrpo")) or pairs
     for label in algorithms:
         if label not in labels:
             raise StudyError(f"no records of {label!r}; there are {', '.join(labels)}")
@@ -223,14 +167,10 @@ def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
     :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
         so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
     """
-    n_timesteps = runs.n_timesteps.iloc[0]
-    grid = np.linspace(0, n_timesteps, N_POINTS + 1)[1:]
-    curves = [
-        statistics.learning_curve(
-            np.minimum(episodes["timesteps"], n_timesteps), episodes["returns"], grid, FINAL_SHARE * n_timesteps
-        )
-        for episodes in (record.episodes for record in runs.record)
-    ]
+    last = runs.n_timesteps.iloc[0]
+    grid = np.linspace(0, last, N_POINTS + 1)[1:]
+    episodes = [(np.minimum(record.episodes["timesteps"], last), record.episodes["returns"]) for record in runs.record]
+    curves = [statistics.learning_curve(*ended, grid, FINAL_SHARE * last) for ended in episodes]
     return grid, np.array(curves).reshape(-1, N_POINTS)
 
 
@@ -263,16 +203,13 @@ def update_values(runs: pd.DataFrame, key: str) -> Array:
 
 
 def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
-    """
-    :param runs: the runs of one group
-    :param key: name of a logged value, without ``train/``
-    :return: the number of steps before each update with a finite value, and these values (``n_updates`` each)
-    """
-    logged = [record.updates for record in runs.record if key in record.updates]
-    timesteps, values = (
-        np.array([value for updates in logged for value in updates[name]], dtype=np.float64)
-        for name in ("timesteps", key)
-    )
+    """:return: the steps before each update of all runs with a finite value, and these values (``n_updates`` each)"""
+    logged = [
+        np.array([record.updates["timesteps"], record.updates[key]], dtype=np.float64)
+        for record in runs.record
+        if key in record.updates
+    ]
+    timesteps, values = np.concatenate([np.empty((2, 0)), *logged], axis=1)
     known = np.isfinite(values)
     return timesteps[known], values[known]
 
@@ -305,17 +242,17 @@ class Results:
         return in_order(self.compared.algorithm)
 
     @cached_property
+    def groups(self) -> dict[tuple[str, str, str], pd.DataFrame]:
+        """:return: for each environment, variant and algorithm, its runs"""
+        return dict(list(self.compared.groupby(GROUP, sort=False)))
+
+    @cached_property
     def panels(self) -> dict[Panel, dict[str, pd.DataFrame]]:
         """:return: for each environment and variant, the runs of each algorithm"""
         panels: dict[Panel, dict[str, pd.DataFrame]] = {}
         for (env_id, variant, label), runs in self.groups.items():
             panels.setdefault((env_id, variant), {})[label] = runs
         return panels
-
-    @cached_property
-    def groups(self) -> dict[Group, pd.DataFrame]:
-        """:return: for each environment, variant and algorithm, its runs"""
-        return dict(list(self.compared.groupby(GROUP, sort=False)))
 
     @cached_property
     def interquartile_means(self) -> dict[Panel, dict[str, Estimate]]:
@@ -329,11 +266,11 @@ class Results:
         """:return: a row for each environment, variant and pair of algorithms that both have runs there"""
         rows: list[dict[str, Any]] = []
         for panel, algorithms in self.panels.items():
-            for first, second in self.pairs:
-                if first in algorithms and second in algorithms:
-                    x, y = algorithms[first].final_return, algorithms[second].final_return
-                    row: dict[str, Any] = {"panel": panel, "name": f"{first} − {second}"}
-                    row |= {"first": algorithms[first], "second": algorithms[second]}
+            for names in self.pairs:
+                if algorithms.keys() >= set(names):
+                    first, second = (algorithms[name] for name in names)
+                    x, y = first.final_return, second.final_return
+                    row: dict[str, Any] = {"panel": panel, "name": " − ".join(names), "first": first, "second": second}
                     row["mean"] = statistics.difference_of_means(x, y)
                     row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
                     row["improvement"] = statistics.probability_of_improvement(x, y)
@@ -352,10 +289,10 @@ class Results:
         score = (self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0)
         scores: dict[str, dict[str, Array]] = {}
         for variant, runs in self.compared.assign(score=score).groupby("variant"):
-            env_ids = runs.environment.unique()
+            n_envs = runs.environment.nunique()
             for label in self.labels:
                 columns = [group.score for _, group in runs[runs.algorithm == label].groupby("environment")]
-                if len(env_ids) > 1 and len(columns) == len(env_ids) and len({len(column) for column in columns}) == 1:
+                if n_envs > 1 and len(columns) == n_envs and len(set(map(len, columns))) == 1:
                     scores.setdefault(variant, {})[label] = np.stack(columns, axis=1)
         return scores
 
@@ -364,17 +301,10 @@ class Results:
 
 
 def counted(n: int, noun: str) -> str:
-    """
-    :param n: a number
-    :param noun: a noun in the singular
-    :return: the number and the noun, in the plural unless the number is one
-    """
+    """:return: the number and the noun, in the plural unless the number is one"""
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def joined(names: Iterable[str]) -> str:
-    """
-    :param names: names, some of which may be empty
-    :return: the names that are not empty, with commas between them
-    """
+    """:return: the names that are not empty, with commas between them"""
     return ", ".join(filter(None, names))

@@ -1,14 +1,15 @@
 """
 Statistics over runs: arrays in, numbers out. Nothing here depends on records or pictures.
 
-Returns are undiscounted sums of rewards. Intervals are percentile bootstrap intervals over runs, from
-``scipy.stats.bootstrap`` and rliable, which stratifies the resamples by task; ``options`` are those of ``bootstrap``. A
-single run has no interval: its bounds are NaN.
+Returns are undiscounted sums of rewards, one for each run; of two algorithms, they are ``x`` (``n_runs_x``) and ``y``
+(``n_runs_y``). ``kappa`` is a share of the runs in (0, 1], a number or any shape. Intervals are percentile bootstrap
+intervals over runs, from ``scipy.stats.bootstrap``; ``options`` are further arguments of ``bootstrap``. A single run
+has no interval: its bounds are NaN. A ``ValueError`` is raised if there is no run, a return is NaN, or ``kappa`` is out
+of bounds.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,19 +20,12 @@ Array = NDArray[np.float64]
 CONFIDENCE_LEVEL = 0.95
 N_RESAMPLES = 5000
 # Fewer where each takes longer
-N_RESAMPLES_RLIABLE = 2000
 N_RESAMPLES_OVER_TRAINING = 1000
 FINAL_SHARE = 0.1
 
 
 class Estimate(NamedTuple):
-    """
-    A statistic and its bootstrap interval. All fields have the statistic's shape.
-
-    :param value: the statistic of the sample
-    :param low: lower bound, NaN for fewer than two runs
-    :param high: upper bound, NaN for fewer than two runs
-    """
+    """A statistic of the sample and its bootstrap interval. All fields have the statistic's shape."""
 
     value: Array
     low: Array
@@ -39,12 +33,7 @@ class Estimate(NamedTuple):
 
 
 class Welch(NamedTuple):
-    """
-    Welch's test of equal means.
-
-    :param statistic: t; NaN where the test is not defined
-    :param pvalue: two-sided p; NaN where the test is not defined
-    """
+    """t and the two-sided p of Welch's test of equal means; NaN where the test is not defined."""
 
     statistic: float
     pvalue: float
@@ -86,8 +75,7 @@ def final_return(timesteps: ArrayLike, returns: ArrayLike, n_timesteps: int, sha
     :param n_timesteps: length of the run in steps
     :param share: the last share of the steps, in (0, 1]
     :return: the final return, NaN without episodes
-    :raises ValueError: if ``timesteps`` and ``returns`` differ in length, ``timesteps`` descend, or ``share`` is out of
-        bounds
+    :raises ValueError: as ``learning_curve`` does, and if ``share`` is out of bounds
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be a number in (0, 1], but it is {share!r}")
@@ -107,11 +95,8 @@ def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
     with ``x_(1) ≤ … ≤ x_(n)``. The run at the boundary of the share counts in part, so the result is exact for every
     ``kappa``: it is the mean at 1, and the worst run alone up to ``1/n``.
 
-    :param returns: one per run, runs along ``axis``, any shape
-    :param kappa: in (0, 1], a number or any shape
-    :param axis: the axis of runs in ``returns``
+    :param returns: runs along ``axis``, any shape
     :return: shape of ``kappa`` followed by that of ``returns`` without ``axis``; NaN where ``returns`` contain NaN
-    :raises ValueError: if there is no run, or ``kappa`` is out of bounds
     """
     x, share = np.asarray(returns, dtype=np.float64), np.asarray(kappa, dtype=np.float64)
     if not np.all((share > 0) & (share <= 1)):
@@ -126,21 +111,13 @@ def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
 
 
 def runs_behind_cvar(n_runs: int, kappa: float) -> int:
-    """
-    :param n_runs: number of runs
-    :param kappa: in (0, 1]
-    :return: number of runs that have a weight in the CVaR
-    """
+    """:return: how many of ``n_runs`` runs have a weight in the κ-CVaR"""
     # 0.2 * 15 is a little more than 3 in floating point
     return max(1, math.ceil(round(kappa * n_runs, 9)))
 
 
 def standard_error(values: ArrayLike, axis: int = 0) -> Array:
-    """
-    :param values: one per run, runs along ``axis``, NaN where a run has none
-    :param axis: the axis of runs in ``values``
-    :return: standard error of the mean, NaN for fewer than two runs and where a run has no value
-    """
+    """:return: standard error of the mean over ``axis``; NaN for fewer than two runs and where a run has no value"""
     from scipy import stats
 
     x = np.moveaxis(np.asarray(values, dtype=np.float64), axis, 0)
@@ -149,24 +126,10 @@ def standard_error(values: ArrayLike, axis: int = 0) -> Array:
 
 
 def share_at_least(values: ArrayLike, threshold: float) -> float:
-    """
-    :param values: for example the KL ratios of all proposed steps; NaN where missing (any shape)
-    :param threshold: in the unit of ``values``
-    :return: share of the values that are at least ``threshold``; missing values do not count. NaN if all are missing
-    """
+    """:return: share of the values (any shape) that are at least ``threshold``; NaN do not count, NaN if all are"""
     x = np.asarray(values, dtype=np.float64)
     x = x[~np.isnan(x)]
     return float(np.mean(x >= threshold)) if len(x) else math.nan
-
-
-def _complete(returns: ArrayLike, axis: int) -> Array:
-    """:raises ValueError: if there are no runs along the axis, or returns are missing"""
-    x = np.asarray(returns, dtype=np.float64)
-    if x.shape[axis] == 0:
-        raise ValueError("returns must hold at least one run, but they are empty")
-    if np.isnan(x).any():
-        raise ValueError("returns must be numbers, but they hold NaN: leave out runs without a return")
-    return x
 
 
 def bootstrap(
@@ -184,12 +147,14 @@ def bootstrap(
     :param confidence_level: in (0, 1)
     :param n_resamples: number of bootstrap samples
     :param seed: seed of the bootstrap samples
-    :return: the statistic and its bounds
-    :raises ValueError: if a sample has no runs, or contains NaN
     """
     from scipy import stats
 
-    arrays = [_complete(sample, axis=-1) for sample in samples]
+    arrays = [np.asarray(sample, dtype=np.float64) for sample in samples]
+    if not all(array.shape[-1] for array in arrays):
+        raise ValueError("returns must hold at least one run, but they are empty")
+    if any(np.isnan(array).any() for array in arrays):
+        raise ValueError("returns must be numbers, but they hold NaN: leave out runs without a return")
     value = np.asarray(statistic(*arrays, axis=-1))
     if min(array.shape[-1] for array in arrays) < 2:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
@@ -210,57 +175,27 @@ def bootstrap(
 
 
 def bootstrap_mean(returns: ArrayLike, **options: Any) -> Estimate:
-    """
-    :param returns: one per run, runs along the last axis
-    :param options: further arguments of ``bootstrap``
-    :return: mean and interval
-    :raises ValueError: if there is no run, or a return is NaN
-    """
+    """:return: mean of the returns, runs along the last axis, and interval"""
     return bootstrap(np.mean, returns, **options)
 
 
 def bootstrap_cvar(returns: ArrayLike, kappa: ArrayLike, **options: Any) -> Estimate:
-    """
-    :param returns: one per run, runs along the last axis
-    :param kappa: in (0, 1], a number or any shape
-    :param options: further arguments of ``bootstrap``
-    :return: CVaR and interval, of the shape that ``cvar`` returns
-    :raises ValueError: if there is no run, a return is NaN, or ``kappa`` is out of bounds
-    """
+    """:return: CVaR of the returns, runs along the last axis, and interval, of the shape that ``cvar`` returns"""
     return bootstrap(lambda x, axis: cvar(x, kappa, axis), returns, **options)
 
 
 def difference_of_means(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
-    """
-    :param x: final returns of one algorithm (``n_runs_x``)
-    :param y: final returns of the other (``n_runs_y``)
-    :param options: further arguments of ``bootstrap``
-    :return: mean of ``x`` minus mean of ``y``, and interval
-    :raises ValueError: if an algorithm has no run, or a return is NaN
-    """
+    """:return: mean of ``x`` minus mean of ``y``, and interval"""
     return bootstrap(lambda x, y, axis: x.mean(axis) - y.mean(axis), x, y, **options)
 
 
 def difference_of_cvars(x: ArrayLike, y: ArrayLike, kappa: ArrayLike, **options: Any) -> Estimate:
-    """
-    :param x: final returns of one algorithm (``n_runs_x``)
-    :param y: final returns of the other (``n_runs_y``)
-    :param kappa: in (0, 1], a number or any shape
-    :param options: further arguments of ``bootstrap``
-    :return: CVaR of ``x`` minus CVaR of ``y``, and interval, of the shape of ``kappa``
-    :raises ValueError: if an algorithm has no run, a return is NaN, or ``kappa`` is out of bounds
-    """
+    """:return: CVaR of ``x`` minus CVaR of ``y``, and interval, of the shape of ``kappa``"""
     return bootstrap(lambda x, y, axis: cvar(x, kappa, axis) - cvar(y, kappa, axis), x, y, **options)
 
 
 def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
-    """
-    Welch's t-test: two-sided test of equal means with unequal variances.
-
-    :param x: final returns of one algorithm (``n_runs_x``)
-    :param y: final returns of the other (``n_runs_y``)
-    :return: t and p; NaN if an algorithm has only one run, or if neither algorithm's returns vary
-    """
+    """:return: two-sided t-test of equal means with unequal variances; NaN for one run, or if no returns vary"""
     from scipy import stats
 
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
@@ -272,87 +207,59 @@ def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
     return Welch(float(result.statistic), float(result.pvalue))
 
 
-# ------------------------------------------------------------------------------------------------------------- rliable
-
-
-@contextmanager
-def _numpy_seeded(seed: int) -> Iterator[None]:
-    """Seed NumPy's global generator, and restore it: rliable draws from it, even if it is given another one."""
-    state = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(state)
-
-
-def _rliable(
-    statistic: Callable[..., Array],
-    *returns: ArrayLike,
-    confidence_level: float = CONFIDENCE_LEVEL,
-    n_resamples: int = N_RESAMPLES_RLIABLE,
-    seed: int = 0,
-) -> Estimate:
-    """Like ``bootstrap``, for ``n_runs x n_tasks`` and with resamples stratified by task."""
-    from rliable import library
-
-    arrays = [_complete(x, axis=0) for x in returns]
-    samples = [x.reshape(len(x), -1) for x in arrays]
-    value = statistic(*samples)
-    if min(len(sample) for sample in samples) < 2:
-        return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
-    scores = {"": samples[0] if len(samples) == 1 else samples}
-    with _numpy_seeded(seed):
-        _, intervals = library.get_interval_estimates(
-            scores, statistic, reps=n_resamples, confidence_interval_size=confidence_level
-        )
-    return Estimate(value, *intervals[""])
+# ------------------------------------------------------------------------------------------------------ several tasks
+# As in rliable: of one task (``n_runs``), or of comparable scores of several (``n_runs x n_tasks``), each of which has
+# resamples of its own.
 
 
 def interquartile_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
-    Mean without the lowest and the highest quarter of the runs. The number left out is rounded down, so with fewer than
-    four runs it is the mean.
+    Mean without the lowest and the highest quarter of the runs, over all tasks. The number left out is rounded down, so
+    with fewer than four runs it is the mean.
 
-    :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores, which are pooled
-    :param options: ``confidence_level``, ``n_resamples`` and ``seed``, as for ``bootstrap``
-    :return: IQM and interval, each of shape (1,)
-    :raises ValueError: if there is no run, or a return is NaN
+    :param returns: ``n_runs`` or ``n_runs x n_tasks``
     """
-    from rliable import metrics
+    from scipy import stats
 
-    return _rliable(lambda x: np.array([metrics.aggregate_iqm(x)]), returns, **options)
+    def pooled(*tasks: Array, axis: int) -> Array:
+        return stats.trim_mean(np.concatenate(tasks, axis), 0.25, axis)
+
+    return bootstrap(pooled, *_tasks(returns), **options)
 
 
 def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
     """
     P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks.
 
-    :param x: final returns of one algorithm, ``n_runs_x`` or ``n_runs_x x n_tasks``
-    :param y: final returns of the other, ``n_runs_y`` or ``n_runs_y x n_tasks``
-    :param options: ``confidence_level``, ``n_resamples`` and ``seed``, as for ``bootstrap``
-    :return: probability and interval, each of shape (1,)
-    :raises ValueError: if an algorithm has no run, or a return is NaN
+    :param x: ``n_runs_x`` or ``n_runs_x x n_tasks``
+    :param y: ``n_runs_y`` or ``n_runs_y x n_tasks``
     """
+    n = len(_tasks(x))
 
-    # the same as rliable's function of this name, whose rank test would take most of a report's time
-    def probability(x: Array, y: Array) -> Array:
-        wins = np.sum((x[:, None] > y) + 0.5 * (x[:, None] == y), axis=(0, 1))
-        return np.mean(wins / (len(x) * len(y)), keepdims=True)
+    def probability(*tasks: Array, axis: int) -> Array:
+        pairs = zip(tasks[:n], tasks[n:], strict=True)
+        wins = [np.heaviside(a[..., :, None] - b[..., None, :], 0.5).mean((-1, -2)) for a, b in pairs]
+        return np.mean(wins, axis=0)
 
-    return _rliable(probability, x, y, **options)
+    return bootstrap(probability, *_tasks(x), *_tasks(y), **options)
 
 
 def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: Any) -> Estimate:
     """
-    Share of runs that end above each threshold.
+    Share of runs that end above each threshold, over all tasks.
 
-    :param returns: ``n_runs``, or ``n_runs x n_tasks`` of comparable scores
+    :param returns: ``n_runs`` or ``n_runs x n_tasks``
     :param thresholds: in the unit of ``returns`` (``n_thresholds``)
-    :param options: ``confidence_level``, ``n_resamples`` and ``seed``, as for ``bootstrap``
-    :return: shares and interval, each of shape (``n_thresholds``,)
-    :raises ValueError: if there is no run, or a return is NaN
     """
-    taus = np.asarray(thresholds, dtype=np.float64)
-    # the same as rliable's score_distributions, whose loop over thresholds would take seconds
-    return _rliable(lambda x: np.mean(x[..., None] > taus, axis=(0, 1)), returns, **options)
+    taus = np.asarray(thresholds, dtype=np.float64)[:, None]
+
+    # as scipy wants it, resamples are the last axis
+    def above(*tasks: Array, axis: int) -> Array:
+        return np.moveaxis((np.concatenate(tasks, axis)[..., None, :] > taus).mean(-1), -1, 0)
+
+    return bootstrap(above, *_tasks(returns), **options)
+
+
+def _tasks(returns: ArrayLike) -> Array:
+    """Returns of shape ``n_runs`` or ``n_runs x n_tasks`` as ``n_tasks x n_runs``."""
+    return np.atleast_2d(np.asarray(returns, dtype=np.float64).T)

@@ -38,11 +38,9 @@ if TYPE_CHECKING:
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "sb3_uatrpo", "stable_baselines3", "torch")
 # Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# Minimum number of steps between two reports
-STEPS_BETWEEN_REPORTS = 200
-# Minimum number of steps between two updates that a record keeps, for algorithms other than ours: records stay small
-# even if these learn after every few steps
-STEPS_BETWEEN_UPDATES = 200
+# Minimum number of steps between two reports, and between two updates that a record keeps, for algorithms other than
+# ours: records stay small even if these learn after every few steps
+STEPS_BETWEEN_REPORTS = STEPS_BETWEEN_UPDATES = 200
 # Minimum number of seconds between two writes of the file with the number of steps
 REPORT_INTERVAL = 0.5
 # Seconds that threads of an environment may go on after the run
@@ -84,12 +82,7 @@ def run_one(
 
 
 def failed_record(spec: RunSpec, reason: str, started: datetime) -> Record:
-    """
-    :param spec: a run that ended without a record
-    :param reason: what is known about the failure
-    :param started: when it started
-    :return: its record
-    """
+    """:return: the record of a run that has ended without one, for this reason"""
     return _record(spec, EMPTY, reason, started, (datetime.now(timezone.utc) - started).total_seconds())
 
 
@@ -131,20 +124,20 @@ def _train(
     set_random_seed(spec.seed)
     config = folder / "hyperparameters.yml"
     config.write_text(yaml.safe_dump({name: {**spec.hyperparameters, "n_timesteps": spec.n_timesteps}}))
+    options: dict[str, Any] = {"seed": spec.seed, "n_timesteps": spec.n_timesteps}
     manager = ExperimentManager(
         # RL Zoo saves these beside a model as its command line
-        argparse.Namespace(algo=spec.algo, env=name, seed=spec.seed, n_timesteps=spec.n_timesteps, env_kwargs=None),
+        argparse.Namespace(algo=spec.algo, env=name, env_kwargs=None, **options),
         spec.algo,
         name,
         str(folder),
-        n_timesteps=spec.n_timesteps,
         # otherwise, only the training environments would get them
         env_kwargs=spec.hyperparameters.get("env_kwargs"),
         eval_freq=0,
-        seed=spec.seed,
         verbose=0,
         device="cpu",
         config=str(config),
+        **options,
     )
     with redirect_stdout(io.StringIO()):
         experiment = manager.setup_experiment()
@@ -179,15 +172,9 @@ def _train(
 def _evaluation(manager: "ExperimentManager", spec: RunSpec, n_envs: int, folder: Path) -> EvalCallback:
     env = manager.create_envs(1, eval_env=True)
     env.seed(spec.seed + EVAL_SEED_OFFSET)
-    return EvalCallback(
-        env,
-        n_eval_episodes=spec.n_eval_episodes,
-        eval_freq=max(spec.eval_freq // n_envs, 1),
-        # it keeps its results only if it also writes them
-        log_path=str(folder),
-        deterministic=True,
-        verbose=0,
-    )
+    frequency = max(spec.eval_freq // n_envs, 1)
+    # it keeps its results only if it also writes them
+    return EvalCallback(env, None, None, spec.n_eval_episodes, frequency, log_path=str(folder), verbose=0)
 
 
 def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> dict[str, list]:
@@ -249,8 +236,7 @@ class RunRecorder(BaseCallback):
         self.report = report
         self.steps_between_updates = steps_between_updates
         self.updates: list[dict[str, Any]] = []
-        #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]``, ``None``
-        #: where it is missing
+        #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]`` or ``None``
         self.ends: dict[int, list[tuple[int, float | None]]] = defaultdict(list)
         self.reported = 0
         self.seen: Any = None
@@ -276,23 +262,21 @@ class RunRecorder(BaseCallback):
         if number is None or number == self.seen:
             return
         self.seen = number
-        logged = {name.removeprefix("train/"): _plain(v) for name, v in values.items() if name.startswith("train/")}
-        plain = {name: value for name, value in logged.items() if isinstance(value, (int, float, str))}
-        self.updates.append({"timesteps": self.num_timesteps, **plain})
+        logged = {name.removeprefix("train/"): as_number(v) for name, v in values.items() if name.startswith("train/")}
+        kept = {name: value for name, value in logged.items() if isinstance(value, (int, float, str))}
+        self.updates.append({"timesteps": self.num_timesteps, **kept})
 
     def _on_training_end(self) -> None:
         self._keep_update()
 
     def columns(self) -> dict[str, list]:
-        """
-        :return: for each name, a list with one entry per update, ``None`` if the update did not log that name
-        """
+        """:return: for each name, a list with one entry per update, ``None`` if the update did not log that name"""
         names = dict.fromkeys(["timesteps", *(name for update in self.updates for name in update)])
         return {name: [update.get(name) for update in self.updates] for name in names}
 
 
-def _plain(value: Any) -> Any:
-    """NumPy and torch scalars as Python numbers; anything else, such as figures and arrays, unchanged."""
+def as_number(value: Any) -> Any:
+    """:return: a NumPy or torch scalar as a Python number; anything else, such as figures and arrays, unchanged"""
     try:
         return value.item()
     except (AttributeError, RuntimeError, ValueError):
@@ -309,7 +293,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_the_driver, args=(folder,), daemon=True).start()
     task = json.loads((folder / TASK).read_text())
-    _let_mujoco_warn_here()
+    # MuJoCo's warnings go to standard error. By default, they also go into a file in the current folder.
+    with suppress(ImportError):
+        import mujoco
+
+        mujoco.set_mju_user_warning(lambda message: print(f"MuJoCo: {message}", file=sys.stderr))
     reported = 0.0
 
     def report(n_steps: int) -> None:
@@ -332,14 +320,6 @@ def _end_with_the_driver(folder: Path) -> None:
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
-
-
-def _let_mujoco_warn_here() -> None:
-    """Print MuJoCo's warnings to standard error. By default, they also go into a file in the current folder."""
-    with suppress(ImportError):
-        import mujoco
-
-        mujoco.set_mju_user_warning(lambda message: print(f"MuJoCo: {message}", file=sys.stderr))
 
 
 if __name__ == "__main__":

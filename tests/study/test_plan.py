@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from sb3_uatrpo.study.plan import parse_seeds, parse_value, plan, shard
+from sb3_uatrpo.study.plan import parse_seeds, parse_value, plan
 from sb3_uatrpo.study.record import RunSpec, StudyError
 
 SPEC = RunSpec("ppo", "CartPole-v1", 0, 100, "", {"gamma": 0.9, "n_envs": 2}, 0, 5)
@@ -60,13 +60,6 @@ def test_the_papers_algorithms_are_matched():
         ours, theirs = (spec.hyperparameters for spec in plan(["uatrpo", "trpo_matched"], [env_id], [0]))
         assert {"gamma", "gae_lambda", "n_steps", "normalize", "sub_sampling_factor"} <= set(ours) & set(theirs)
         assert all(ours[name] == theirs[name] for name in set(ours) & set(theirs))
-
-
-def test_parts_are_disjoint_and_everything():
-    specs = plan(["ppo"], ["CartPole-v1"], range(10), 100)
-    parts = [shard(specs, f"{i}/3") for i in (1, 2, 3)]
-    assert [len(part) for part in parts] == [4, 3, 3]
-    assert set().union(*parts) == set(specs)
 
 
 def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):

@@ -198,22 +198,22 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path, page):
     assert row[3:] == ["2", "1", "10,000", "0, 2", "0.02"]
 
 
-def test_settings_are_told_apart_or_refused(tmp_path, page):
-    records = [
-        make_record(seed=seed, hyperparameters={"gamma": 0.99, "uncertainty_coef": coef}, final=final)
-        for coef, final in ((0.001, 100.0), (0.01, 200.0))
-        for seed in range(2)
-    ]
-    folder = write(tmp_path / "study", *records)
+def test_settings_without_names_of_their_own_are_refused(tmp_path, page):
+    def runs(low="", high=""):
+        return [
+            make_record(seed=seed, hyperparameters={"gamma": 0.99, "uncertainty_coef": coef}, final=final, variant=name)
+            for coef, final, name in ((0.001, 100.0, low), (0.01, 200.0, high))
+            for seed in range(2)
+        ]
+
     expected = (
         r"^records of different settings: uatrpo on Hopper-v4 has uncertainty_coef=0.001 \(2 runs\) and "
-        r"uncertainty_coef=0.01 \(2 runs\); --separate-settings tells them apart$"
+        r"uncertainty_coef=0.01 \(2 runs\); they need names, as variants of a study file or by --vary$"
     )
     with pytest.raises(StudyError, match=expected):
-        page(folder)
-    text = page(folder, separate_settings=True)
-    low, high = rows(section(text, "Returns"))
-    assert (low[2], low[6]) == ("uatrpo (uncertainty_coef=0.001)", "100.0")
+        page(write(tmp_path / "nameless", *runs()))
+    low, high = rows(section(page(write(tmp_path / "named", *runs("low", "uncertainty_coef=0.01"))), "Returns"))
+    assert (low[2], low[6]) == ("uatrpo (low)", "100.0")
     assert (high[2], high[6]) == ("uatrpo (uncertainty_coef=0.01)", "200.0")
 
 
@@ -227,20 +227,6 @@ def test_failed_runs_with_other_settings_do_not_stand_in_the_way(tmp_path, page)
     assert text.splitlines()[2].startswith("2 runs done, 2 failed")
     (row,) = rows(section(text, "Returns"))
     assert row[2:4] == ["uatrpo", "2"]
-
-
-def test_settings_that_no_legend_has_room_for_are_numbered(tmp_path, page):
-    names = ("batch_size", "gae_lambda", "learning_rate", "n_critic_updates", "sub_sampling_factor")
-    records = [
-        make_record(env_id=env_id, seed=seed, hyperparameters=dict.fromkeys(names, value))
-        for env_id in ("Hopper-v4", "HalfCheetah-v4")
-        for value in (0.25, 0.5)
-        for seed in range(2)
-    ]
-    folder = write(tmp_path / "study", *records)
-    text = page(folder, separate_settings=True)
-    assert [row[2] for row in rows(section(text, "Returns"))] == ["uatrpo (settings 1)", "uatrpo (settings 2)"] * 2
-    assert "- uatrpo (settings 2), Hopper-v4: `batch_size: 0.5`" in section(text, "Settings")
 
 
 def test_a_difference_names_what_else_differs(tmp_path, page):
@@ -263,15 +249,14 @@ def test_runs_of_different_length_are_refused(tmp_path, page):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("trpo", n_timesteps=20_000))
     with pytest.raises(StudyError, match="runs on Hopper-v4 have 10,000, 20,000 steps"):
         page(folder)
-    text = page(folder, separate_settings=True)
-    assert [row[5] for row in rows(section(text, "Runs"))] == ["10,000", "20,000"]
 
 
 def test_a_setting_that_one_lacks_and_other_evaluations_count():
     a = make_record(seed=0, hyperparameters={"gamma": 0.9})
     b = make_record(seed=0, hyperparameters={"gamma": 0.9, "gae_lambda": 0.9}, eval_freq=0)
-    labels = tabulate_runs([a, b], separate_settings=True).algorithm.tolist()
-    assert labels == ["uatrpo (eval_freq=0, gae_lambda=0.9)", "uatrpo (eval_freq=2000, no gae_lambda)"]
+    expected = r"has eval_freq=0, gae_lambda=0.9 \(1 run\) and eval_freq=2000, no gae_lambda \(1 run\)"
+    with pytest.raises(StudyError, match=expected):
+        tabulate_runs([a, b])
 
 
 def test_other_evaluations_are_no_other_training():
@@ -280,7 +265,7 @@ def test_other_evaluations_are_no_other_training():
     runs = tabulate_runs([a, b])
     assert runs.record.tolist() == [a, b]
     assert runs.algorithm.tolist() == ["uatrpo"] * 2
-    with pytest.raises(StudyError, match=r"has eval_freq=0 .* and eval_freq=2000"):
+    with pytest.raises(StudyError, match=r"has eval_freq=0 .* and eval_freq=2000 \(2 runs\)"):
         tabulate_runs([a, b, make_record(seed=0)])
 
 
@@ -443,6 +428,21 @@ def test_the_last_evaluation_is_each_runs_own(tmp_path, page):
     assert last(([], []), ([], [])) == "–"
 
 
+def test_several_folders_are_one_study(tmp_path, page):
+    """A run that is in both counts once, and one that is done before one that failed."""
+    ours = [make_record(seed=seed, status=status) for seed, status in ((0, "done"), (1, "failed"), (2, "failed"))]
+    theirs = [make_record(seed=1), make_record("ppo"), make_record(seed=0), make_record(seed=2, status="failed")]
+    folders = [write(tmp_path / name, *records) for name, records in (("a", ours), ("b", theirs))]
+    text = page(folders)
+    assert text.splitlines()[0] == "# Report on a, b"
+    assert text.splitlines()[2].startswith("3 runs done, 1 failed, 0 left out")
+    assert [row[2:4] for row in rows(section(text, "Returns"))] == [["uatrpo", "2"], ["ppo", "1"]]
+    zoo_run(tmp_path / "logs", algo="a2c")
+    assert len(read_folder(*folders, tmp_path / "logs")[0]) == 5
+    with pytest.raises(StudyError, match="nowhere: no such folder"):
+        page([*folders, tmp_path / "nowhere"])
+
+
 def test_a_pair_of_ones_own(tmp_path, page):
     folder = write(tmp_path / "study", make_record("uatrpo"), make_record("ppo", final=90.0), make_record("trpo"))
     text = page(folder, algorithms=("ppo", "trpo"))
@@ -554,6 +554,14 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path, page):
     # one algorithm's folder, and one run's
     assert len(read_folder(tmp_path / "logs" / "ppo")[0]) == 3
     assert len(read_folder(tmp_path / "logs" / "ppo" / "CartPole-v1_1")[0]) == 1
+
+
+def test_runs_of_rl_zoos_with_different_settings_have_the_number_of_a_folder(tmp_path, page):
+    for number, gamma, seed in ((1, 0.9, 0), (2, 0.9, 1), (3, 0.99, 0), (10, 0.99, 1), (11, 0.5, 0)):
+        zoo_run(tmp_path, number=number, seed=seed, gamma=gamma, taken=0 if gamma == 0.5 else None)
+    zoo_run(tmp_path, "ppo", number=4)
+    table = rows(section(page(tmp_path), "Returns"))
+    assert [row[2:4] for row in table] == [["uatrpo (1)", "2"], ["uatrpo (3)", "2"], ["ppo", "1"]]
 
 
 def test_a_run_that_was_repeated_after_a_failure_counts(tmp_path):
@@ -670,17 +678,16 @@ def test_importing_is_light():
     assert loaded("import sb3_uatrpo", "'sb3_uatrpo.study'") == "[]\n"
 
 
-def test_no_label_covers_the_kl_ratios(tmp_path):
-    """The labels stand above the panels; within them, the shares alone."""
+def test_labels_stand_above_the_panels(tmp_path):
     folder = make_study(tmp_path / "study", n_seeds=1)
-    results = Results(tabulate_runs(read_folder(folder)[0], separate_settings=True), (), 0.2)
+    results = Results(tabulate_runs(read_folder(folder)[0]), (), 0.2)
     figure = PICTURES["kl_ratio"](results)
     (labels,) = figure.legends
     assert [text.get_text() for text in labels.get_texts()] == results.labels
+    assert len(figure.axes) == 4
     for ax in figure.axes:
-        shares = [text.get_text() for text in ax.get_legend().get_texts()]
-        assert len(shares) == len(results.labels)
-        assert all(re.fullmatch(r"\d+% ≥ 2, \d+% ≥ 3", share) for share in shares)
+        assert ax.get_legend() is None
+        assert len(ax.texts) == len(results.labels)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,8 +23,8 @@ from stable_baselines3 import PPO
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study import __main__ as command_line
-from sb3_uatrpo.study.driver import POLL, Executor, Outcome, Result, RunProcess, run_study
-from sb3_uatrpo.study.folders import StudyFolder, merge_studies
+from sb3_uatrpo.study.driver import Ended, Executor, Outcome, RunProcess, run_study
+from sb3_uatrpo.study.folders import StudyFolder
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.study.record import StudyError, read_record, read_records, write_record
 from sb3_uatrpo.study.worker import OUTPUT, failed_record, run_one
@@ -114,11 +115,6 @@ def is_alive(process: int) -> bool:
     # one that nobody has waited for yet is as good as gone
     stat = Path(f"/proc/{process}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def locks_in(folder: Path) -> list[Path]:
-    """The folder itself stays: another driver might be about to put a file there."""
-    return list((folder / "study" / "locks").iterdir())
 
 
 def records_of(folder: Path) -> dict[int, object]:
@@ -348,11 +344,11 @@ def test_a_record_that_cannot_be_read_says_why(tmp_path):
     content["episodes"]["returns"] = [1.0]
     path.write_text(json.dumps(content))
     (run.path / OUTPUT).write_text("é" * 5000 + "the end")
-    record = run.result().record
-    assert record.status == "failed"
-    assert record.reason.startswith("its record cannot be read: ")
-    assert "lists of equal length" in record.reason
-    assert record.traceback.endswith("é" * 1993 + "the end")
+    ended = run.result()
+    assert ended.record is None
+    assert ended.reason.startswith("its record cannot be read: ")
+    assert "lists of equal length" in ended.reason
+    assert ended.reason.endswith("é" * 1993 + "the end")
 
 
 # ------------------------------------------------------------------------------------------------------- whole studies
@@ -361,34 +357,34 @@ def test_a_record_that_cannot_be_read_says_why(tmp_path):
 class Instant(Executor):
     """Has every record at once."""
 
-    def __init__(self, say):
+    def __init__(self):
         super().__init__(2)
-        self.results = []
-        self.stopped = False
+        self.submitted = []
+        self.cancelled = False
 
     def compute(self, spec):
         return replace(failed_record(spec, "", STARTED), status="done", traceback=None)
 
     def submit(self, spec):
-        self.results.append(Result(self.compute(spec), {}))
+        self.submitted.append(spec)
+        assert len(self.submitted) <= self.capacity
 
-    def collect(self, timeout):
-        assert self.results, "nothing is under way"
-        results, self.results = self.results, []
-        return results
+    def next(self, timeout):
+        spec = self.submitted.pop(0)
+        return Ended(spec, self.compute(spec), {})
 
     def steps(self):
         return {}
 
-    def stop(self):
-        self.stopped = True
+    def cancel(self):
+        self.cancelled = True
 
 
 class InThisProcess(Instant):
     """Makes the runs, without the seconds that a process takes to start."""
 
     def __init__(self, capacity, save_models):
-        super().__init__(None)
+        super().__init__()
 
     def compute(self, spec):
         return run_one(spec)
@@ -487,7 +483,6 @@ def test_a_study_from_runs_to_pictures(tmp_path, finish):
     assert "2 done, 0 failed" in finish(["run", *words, *folder])
     files = list((tmp_path / "study" / "records").iterdir())
     assert len(files) == 2
-    assert not locks_in(tmp_path)
     written = [file.stat().st_mtime_ns for file in files]
 
     assert "2 of 2 runs have a record already" in finish(["run", *words, *folder])
@@ -500,7 +495,7 @@ def test_a_study_from_runs_to_pictures(tmp_path, finish):
     assert list(report.glob("*.svg"))
 
 
-def test_failures_corruption_parts_and_changed_settings(tmp_path, finish, monkeypatch):
+def test_failures_corruption_and_changed_settings(tmp_path, finish, monkeypatch):
     words = command(tmp_path)
     (tmp_path / "seen" / "broken").touch()
     said = finish(words, code=1)
@@ -522,47 +517,59 @@ def test_failures_corruption_parts_and_changed_settings(tmp_path, finish, monkey
     second.write_text("{}")
     said = finish(words, code=1)
     assert f"skipped corrupted record {first}" in said
-    assert f"skipped corrupted record {second}: not a record" in said
+    assert f"skipped corrupted record {second}: 'format' is a required property" in said
     assert "0 done, 0 failed, 2 skipped" in said
-    assert "1 done, 0 failed, 0 skipped" in finish([*words, "--retry-corrupted", "--shard", "1/2"])
-    assert "1 done, 0 failed, 0 skipped" in finish([*words, "--retry-corrupted", "--shard", "2/2"])
+    assert "2 done, 0 failed, 0 skipped" in finish([*words, "--retry-corrupted"])
     assert list(records_of(tmp_path)) == [0, 1]
 
     # a changed setting is another run
-    said = finish([*words, "--params", "trust_region_delta:0.02", "--shard", "1/2"])
+    said = finish([*words, "--params", "trust_region_delta:0.02"])
     assert "have a record already" not in said
     records, _ = read_records(tmp_path / "study" / "records")
     assert {record.spec.hyperparameters.get("trust_region_delta") for record in records} == {0.03, 0.02}
 
 
-def test_folders_are_merged(tmp_path, finish):
-    specs = plan(["ppo"], ["CartPole-v1"], [0, 1], 100)
-    done = [replace(failed_record(spec, "", STARTED), status="done", traceback=None) for spec in specs]
-    parts = [StudyFolder(tmp_path / str(i), create=True) for i in (0, 1)]
-    for part, record in zip(parts, done, strict=True):
-        part.write(record)
-    parts[1].write(failed_record(specs[0], "lost", STARTED))
-    (parts[0].records_path / "bad.json").write_text("{")
-    parts[0].write_model(specs[0], {"ppo/CartPole-v1_1/CartPole-v1.zip": b"learned"})
+class Losing(Instant):
+    """Loses the first attempts at each run."""
 
-    words = ["merge", "--folder", str(tmp_path / "all"), str(parts[1].path), str(parts[0].path)]
-    said = finish(words, code=1)
-    assert "skipped corrupted record" in said
-    # one that is done beats one that failed, and then what is there stays
-    merged = StudyFolder(tmp_path / "all")
-    assert merged.read_all() == (done, [])
-    (model,) = merged.model_path(specs[0]).rglob("*.zip")
-    assert model.read_bytes() == b"learned"
-    assert "0 records copied" in finish(words, code=1)
+    def __init__(self, n_lost):
+        super().__init__()
+        self.n_lost = n_lost
+        self.attempts = Counter()
+
+    def next(self, timeout):
+        ended = super().next(timeout)
+        self.attempts[ended.spec] += 1
+        if self.attempts[ended.spec] <= self.n_lost:
+            return Ended(ended.spec, None, {}, "its machine is gone")
+        return ended
 
 
-def test_a_merge_keeps_what_a_later_release_has_added(tmp_path):
-    (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 100)
-    source, target = (StudyFolder(tmp_path / name, create=True) for name in ("source", "target"))
-    path = source.write(failed_record(spec, "lost", STARTED))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "there"}))
-    assert merge_studies([source], target) == (1, [])
-    assert json.loads((target.records_path / path.name).read_text())["host"] == "there"
+@pytest.mark.parametrize(("n_lost", "retries"), [(1, 0), (2, 3), (3, 3), (4, 3)])
+def test_a_run_that_is_lost_starts_again(tmp_path, capsys, n_lost, retries):
+    specs = plan(["ppo"], ["CartPole-v1"], range(5), 100)
+    executor = Losing(n_lost)
+    outcome = run_study(specs, StudyFolder(tmp_path / "study", create=True), lambda: executor, retries)
+    said = capsys.readouterr().err
+    attempts = min(n_lost, retries) + 1
+    assert set(executor.attempts.values()) == {attempts}
+    assert said.count("): its machine is gone\n") == 5 * (attempts - 1)
+    assert executor.cancelled
+    if n_lost <= retries:
+        assert outcome == Outcome(done=5, failed=[], n_skipped=0)
+        assert said.count(f"retried {specs[0]} ({n_lost} of {retries}): its machine is gone\n") == 1
+    else:
+        reason = f"lost {attempts} times, the last: its machine is gone" if retries else "its machine is gone"
+        assert [record.reason for record in outcome.failed] == [reason] * 5
+
+
+def test_a_run_that_raises_an_exception_does_not_start_again(tmp_path, capsys):
+    specs = plan(["ppo"], ["CartPole-v1"], range(2), 100)
+    executor = Instant()
+    executor.compute = lambda spec: failed_record(spec, "ValueError: no", STARTED)
+    outcome = run_study(specs, StudyFolder(tmp_path / "study", create=True), lambda: executor, retries=3)
+    assert [record.reason for record in outcome.failed] == ["ValueError: no"] * 2
+    assert "retried" not in capsys.readouterr().err
 
 
 def test_a_record_that_cannot_be_kept_is_rescued(tmp_path, monkeypatch):
@@ -631,7 +638,6 @@ def test_a_driver_that_ends_loses_only_what_is_under_way(tmp_path, finish):
             )
             assert "Traceback" not in said
             assert not any(map(is_alive, runs_seen(tmp_path)))
-            assert not locks_in(tmp_path)
         assert list(records_of(tmp_path)) == [0]
     let_go(tmp_path)
     said = finish(words)
@@ -654,39 +660,74 @@ def test_a_folder_that_another_driver_is_about_to_make(tmp_path):
     assert StudyFolder(tmp_path, create=True).read_all() == ([], [])
 
 
-def test_two_drivers_share_a_study(tmp_path):
-    words = command(tmp_path, "--jobs", "1", seeds="0-2")
-    drivers = [start(words), start(words)]
-    said = [driver.communicate(timeout=PATIENCE)[0] for driver in drivers]
-    assert [driver.returncode for driver in drivers] == [0, 0], said
-    assert all("3 done, 0 failed" in text for text in said)
-    # neither repeated what the other did
-    assert sum(text.count("done   ") for text in said) == 3
-    assert len(records_of(tmp_path)) == 3
-    assert not locks_in(tmp_path)
+def test_a_study_has_one_driver_and_its_death_makes_room(tmp_path, finish):
+    words = command(tmp_path, "--jobs", "1", seeds="0", hold_from=1)
+    driver = start(words)
+    wait_for(lambda: len(runs_seen(tmp_path)) == 1)
+    refused = f"Error: another driver is at work in {tmp_path / 'study'}: a study has one at a time\n"
+    assert finish(words, code=2) == refused
+    # a report is no driver
+    assert "no records" in finish(["report", "--folder", str(tmp_path / "study")], code=2)
+    driver.kill()
+    driver.communicate(timeout=PATIENCE)
+    let_go(tmp_path)
+    assert "1 done, 0 failed" in finish(words)
 
 
-def test_what_is_not_computed_yet_is_taken_over(tmp_path, monkeypatch):
-    """A driver waits for a run of another, without keeping a core busy, and runs it itself if the other gives up."""
-    specs = plan(["ppo"], ["CartPole-v1"], [0, 1], 100)
-    folder = StudyFolder(tmp_path / "study", create=True)
-    other = folder.claims()
-    assert other.__enter__().take(specs[0])
-    slept, executors = [], []
+# A study of twenty runs of a fiftieth of a second each; a line in a file for each attempt
+QUICK_STUDY = """
+import sys, time
+from pathlib import Path
+from sb3_uatrpo.study.driver import Ended, Executor, run_study
+from sb3_uatrpo.study.folders import StudyFolder
+from tests.study.synthetic import make_record
 
-    def sleep(seconds):
-        slept.append(seconds)
-        if len(slept) == 2:
-            other.__exit__(None, None, None)
+folder = Path(sys.argv[1])
+records = {record.spec: record for record in (make_record(seed=seed) for seed in range(20))}
 
-    def make_executor(say):
-        executors.append(Instant(say))
-        return executors[0]
+class Quick(Executor):
+    submitted = []
 
-    monkeypatch.setattr("sb3_uatrpo.study.driver.time.sleep", sleep)
-    assert run_study(specs, folder, make_executor) == Outcome(done=2, failed=[], n_skipped=0)
-    assert slept == [POLL] * 2
-    assert executors[0].stopped
+    def submit(self, spec):
+        self.submitted.append(spec)
+        with open(folder / "attempts", "a") as file:
+            print(spec.seed, file=file)
+
+    def next(self, timeout):
+        time.sleep(0.02)
+        spec = self.submitted.pop(0)
+        return Ended(spec, records[spec], {"a/model.zip": bytes(10**6)})
+
+    def steps(self):
+        return {}
+
+    def cancel(self):
+        pass
+
+outcome = run_study(list(records), StudyFolder(folder / "study", create=True), lambda: Quick(2))
+assert outcome.done == 20, outcome
+"""
+
+
+def test_a_study_that_is_killed_three_times_loses_no_run(tmp_path):
+    program = [sys.executable, "-c", QUICK_STUDY, str(tmp_path)]
+    records = tmp_path / "study" / "records"
+
+    def n_records():
+        return len(list(records.glob("[!.]*.json"))) if records.exists() else 0
+
+    for least in (3, 8, 13):
+        with subprocess.Popen(program, cwd=ROOT) as driver:
+            wait_for(lambda least=least: n_records() >= least)
+            driver.kill()
+        assert driver.returncode == -signal.SIGKILL
+        assert n_records() < 20
+    subprocess.run(program, cwd=ROOT, check=True)
+    assert sorted(records_of(tmp_path)) == list(range(20))
+    # only the two under way at each end were done again
+    attempts = Counter((tmp_path / "attempts").read_text().split())
+    assert len(attempts) == 20
+    assert attempts.total() <= 20 + 3 * 2
 
 
 def test_a_driver_keeps_no_series(tmp_path):
@@ -720,7 +761,9 @@ OURS = ["--algo", "uatrpo", *PLAN[2:]]
         ("run", [*PLAN, "--seeds", "0-4294967296"], "a seed must be an integer from 0 to 2**32-1"),
         ("run", [*OURS, "--noise", "nan"], "adversarial_noise of uatrpo on CartPole-v1 must be a finite number"),
         ("run", [*OURS, "--noise", "1", "--vary", "adversarial_noise:1"], "come from --noise or from --vary, not from"),
-        ("run", [*PLAN, "--shard", "3/2"], "a part must be written i/n"),
+        ("run", [*PLAN, "--shard", "3/8"], "--shard is gone: a Ray cluster (--ray) shares a study among machines"),
+        ("merge", ["a", "b"], "merge is gone: report takes several folders"),
+        ("report", ["--separate-settings"], "--separate-settings is gone: "),
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
         ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster must be host:port or auto"),
         ("run", [*PLAN, "--nonsense"], "No such option"),
@@ -728,7 +771,6 @@ OURS = ["--algo", "uatrpo", *PLAN[2:]]
         ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo"),
         ("run", [*PLAN, "--folder", "NOT_A_STUDY"], "is not the folder of a study"),
         ("run", [*PLAN, "--folder", "NEWER"], "is a study of another format"),
-        ("merge", ["NOT_A_STUDY"], "is not the folder of a study"),
         ("report", ["--folder", "NOT_A_STUDY"], ""),
         ("report", ["--folder", "EMPTY"], "no records"),
     ],
@@ -748,12 +790,15 @@ def test_bad_input_is_one_line(name, words, message, tmp_path, finish):
 
 
 def test_places_that_cannot_be_written_are_one_line(tmp_path, finish):
-    for name in ("records", "locks"):
-        make_folder(tmp_path / name)
-        (tmp_path / name / name).touch()
-        said = finish(["run", *PLAN, "--folder", str(tmp_path / name)], code=2)
-        assert said.count("\n") == 1
-        assert f"File exists: '{tmp_path / name / name}'" in said
+    make_folder(tmp_path / "no records")
+    (tmp_path / "no records" / "records").touch()
+    said = finish(["run", *PLAN, "--folder", str(tmp_path / "no records")], code=2)
+    assert said.count("\n") == 1
+    assert f"File exists: '{tmp_path / 'no records' / 'records'}'" in said
+    (make_folder(tmp_path / "no lock") / ".lock").mkdir()
+    said = finish(["run", *PLAN, "--folder", str(tmp_path / "no lock")], code=2)
+    assert said.count("\n") == 1
+    assert f"Is a directory: '{tmp_path / 'no lock' / '.lock'}'" in said
     (tmp_path / "file").touch()
     said = finish(["run", *PLAN, "--folder", str(tmp_path / "file" / "study")], code=2)
     assert "is not the folder of a study (no readable study.json): [Errno 20] Not a directory" in said

@@ -261,37 +261,67 @@ def test_runs_that_end_alike_have_intervals_of_no_width(n_runs):
     assert tuple(map(float, map(np.squeeze, statistics.probability_of_improvement(solved, solved)))) == (0.5, 0.5, 0.5)
 
 
-# ------------------------------------------------------------------------------------------------------------- rliable
+# ------------------------------------------------------------------------------------------------------ several tasks
 
 
 @pytest.mark.parametrize("n_runs", [2, 3, 4, 9])
 def test_interquartile_mean(n_runs):
     x = np.random.default_rng(0).normal(size=n_runs)
     estimate = statistics.interquartile_mean(x, n_resamples=200)
-    assert estimate.value[0] == pytest.approx(np.sort(x)[n_runs // 4 : n_runs - n_runs // 4].mean())
-    assert estimate.low[0] <= estimate.value[0] <= estimate.high[0]
+    assert estimate.value == pytest.approx(np.sort(x)[n_runs // 4 : n_runs - n_runs // 4].mean())
+    assert estimate.low <= estimate.value <= estimate.high
     matrix = np.random.default_rng(0).normal(size=(n_runs, 3))
-    assert statistics.interquartile_mean(matrix, n_resamples=50).value == metrics.aggregate_iqm(matrix)
+    expected = metrics.aggregate_iqm(matrix)
+    assert statistics.interquartile_mean(matrix, n_resamples=50).value == pytest.approx(expected, rel=1e-12)
 
 
 def test_probability_of_improvement_by_hand():
     # of six pairs, X is above in four, and equal in one
     estimate = statistics.probability_of_improvement([1.0, 2.0, 3.0], [1.0, 1.5], n_resamples=200)
-    assert estimate.value[0] == pytest.approx(4.5 / 6)
-    assert 0 <= estimate.low[0] <= estimate.value[0] <= estimate.high[0] <= 1
+    assert estimate.value == pytest.approx(4.5 / 6)
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
 
 
 @pytest.mark.parametrize("n_tasks", [1, 3])
-def test_what_is_faster_than_rliable_is_what_rliable_says(n_tasks):
+def test_values_are_those_of_rliable(n_tasks):
     rng = np.random.default_rng(0)
     for _ in range(20):
         # ties too
         x, y = (rng.integers(0, 6, (n_runs, n_tasks)).astype(float) for n_runs in (5, 7))
         estimate = statistics.probability_of_improvement(x, y, n_resamples=10)
-        np.testing.assert_allclose(estimate.value, [metrics.probability_of_improvement(x, y)], rtol=1e-14)
+        np.testing.assert_allclose(estimate.value, metrics.probability_of_improvement(x, y), rtol=1e-14)
         thresholds = np.linspace(-1, 6, 15)
         profile = statistics.performance_profile(x, thresholds, n_resamples=10)
         np.testing.assert_allclose(profile.value, library.score_distributions(x, thresholds), rtol=1e-14)
+
+
+def test_intervals_are_those_of_rliable():
+    """Up to the error of resampling, of samples of several tasks, which are resampled task by task."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(0.0, 1.0, (20, 3)), rng.normal(0.5, [0.3, 1.0, 2.0], (12, 3))
+    thresholds = np.linspace(-1.0, 1.0, 5)
+    of_rliable = {
+        "iqm": ([x], lambda x: np.array([metrics.aggregate_iqm(x)])),
+        "probability": (
+            [x, y],
+            lambda x, y: np.array([np.mean([np.mean(a[:, None] > b) for a, b in zip(x.T, y.T, strict=True)])]),
+        ),
+        "profile": ([x], lambda x: np.array([np.mean(x > tau) for tau in thresholds])),
+    }
+    ours = {
+        "iqm": statistics.interquartile_mean(x),
+        "probability": statistics.probability_of_improvement(x, y),
+        "profile": statistics.performance_profile(x, thresholds),
+    }
+    for name, (samples, statistic) in of_rliable.items():
+        scores = {"": samples if len(samples) > 1 else samples[0]}
+        np.random.seed(0)
+        values, intervals = library.get_interval_estimates(scores, statistic, reps=2000)
+        np.testing.assert_allclose(np.atleast_1d(ours[name].value), values[""], rtol=1e-12)
+        bounds = np.atleast_2d(np.transpose(ours[name][1:])).T
+        width = np.ptp(intervals[""], axis=0)
+        # a bound of 2,000 resamples is uncertain by some 3% of the interval
+        np.testing.assert_allclose(bounds - intervals[""], 0, atol=0.1 * width.max(), err_msg=name)
 
 
 def test_performance_profile_by_hand():
@@ -300,7 +330,7 @@ def test_performance_profile_by_hand():
     assert np.all((estimate.low <= estimate.value) & (estimate.value <= estimate.high))
 
 
-def test_rliable_is_repeatable_and_leaves_the_global_generator_alone():
+def test_intervals_are_repeatable_and_leave_the_global_generator_alone():
     x = np.random.default_rng(0).normal(size=6)
     np.random.seed(7)
     expected = np.random.random()
