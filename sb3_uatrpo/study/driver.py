@@ -177,9 +177,6 @@ def make_display() -> Progress:
     return Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal)
 
 
-# --------------------------------------------------------------------------------------------------------------- study
-
-
 @dataclass(frozen=True)
 class Outcome:
     """
@@ -238,20 +235,21 @@ def run_study(
             executor = make_executor()
             if all(spec.eval_freq > spec.n_timesteps for spec in missing):
                 say("no evaluations: the runs are shorter than the interval between evaluations")
-            task = display.add_task("", total=sum(spec.n_timesteps for spec in missing))
-            steps = 0
+            task, steps, total = display.add_task(""), 0, sum(spec.n_timesteps for spec in missing)
             try:
                 for result in _results(missing, executor, retries, say):
                     if result is not None:
                         record, model = result
                         _keep(folder, record, model)
                         ended.append(record.without_series())
-                        steps += record.spec.n_timesteps
+                        # a run that failed has not done its steps
+                        steps += record.spec.n_timesteps if record.status == "done" else 0
+                        total -= record.spec.n_timesteps if record.status == "failed" else 0
                         say(_last_line(record))
                     running, counts = executor.steps(), Counter(record.status for record in ended)
                     text = f"{counts['done']}/{len(specs)} done, {len(running)} running, {counts['failed']} failed"
-                    speed = f"{display.tasks[0].speed or 0:,.0f} steps/s"
-                    display.update(task, completed=steps + sum(running.values()), description=f"{text}, {speed}")
+                    text += f", {display.tasks[0].speed or 0:,.0f} steps/s"
+                    display.update(task, description=text, completed=steps + sum(running.values()), total=total)
             finally:
                 executor.cancel()
     failed = [record for record in ended if record.status == "failed"]

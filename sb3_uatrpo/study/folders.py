@@ -19,15 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_uatrpo.study.record import (
-    LeftOut,
-    Record,
-    RunSpec,
-    StudyError,
-    read_records,
-    write_atomically,
-    write_record,
-)
+from sb3_uatrpo.study.record import LeftOut, Record, RunSpec, StudyError, read_records, write_atomically, write_record
 
 MARKER = "study.json"
 # Format of the folder; records have their own
@@ -126,9 +118,6 @@ def read_folder(*folders: str | os.PathLike[str]) -> tuple[list[Record], LeftOut
             if record.spec not in records or (records[record.spec].status, record.status) == ("failed", "done"):
                 records[record.spec] = record
     return list(records.values()), unreadable
-
-
-# ------------------------------------------------------------------------------------------------- RL Zoo's log folders
 
 
 def find_runs(folder: Path) -> list[Path]:

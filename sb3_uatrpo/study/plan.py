@@ -124,9 +124,8 @@ STUDY_FILE = {
 
 def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
-    :param path: a YAML file with ``algorithms``, ``environments``, ``seeds``, ``n_timesteps``, ``noise``,
-        ``eval_freq``, ``n_eval_episodes`` and ``variants``, all optional
-    :return: arguments of ``plan`` by name
+    :return: arguments of ``plan`` by name, from a YAML file with ``algorithms``, ``environments``, ``seeds``,
+        ``n_timesteps``, ``noise``, ``eval_freq``, ``n_eval_episodes`` and ``variants``, all optional
     :raises StudyError: naming the file, if it cannot be read or has other content
     """
     import yaml
@@ -146,8 +145,7 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
     """
-    :param texts: seeds, and ranges such as ``0-49``
-    :return: all these seeds, each once
+    :return: all seeds, and all of ranges such as ``0-49``, each once
     :raises StudyError: if one is invalid
     """
     seeds: list[int] = []

@@ -79,10 +79,8 @@ def plot_cvar(
     ax: Axes, returns: Mapping[str, ArrayLike], style: Styles | None = None, kappas: ArrayLike = KAPPAS, **options: Any
 ) -> Axes:
     """
-    κ-CVaR of the final return for all κ, with bootstrap bands. It is the mean at κ = 1, and the worst run for κ ≤ 1/n.
-
-    :param returns: for each label the final returns (``n_runs``)
-    :param kappas: in (0, 1], ascending
+    κ-CVaR of the final returns of each label (``n_runs``) for all κ, with bootstrap bands. It is the mean at κ = 1, and
+    the worst run for κ ≤ 1/n.
     """
     style = style or styles(list(returns))
     for label, final in returns.items():
@@ -105,10 +103,8 @@ def plot_cvar_over_training(
 
 def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | None = None) -> Axes:
     """
-    Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one. In
-    the upper right corner, the shares of ratios of at least 2 and 3.
-
-    :param ratios: for each label the ratios of all updates of all runs (``n_updates``)
+    Histogram of the KL ratio of proposed steps: actual KL divergence before the line search over the estimated one, in
+    all updates of all runs (``n_updates``). In the upper right corner, the shares of ratios of at least 2 and 3.
     """
     style = style or styles(list(ratios))
     known = {label: np.asarray(values, dtype=np.float64) for label, values in ratios.items() if np.size(values)}
@@ -136,10 +132,8 @@ def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | Non
 
 def plot_kl_ratio_over_training(ax: Axes, ratios: Curves, style: Styles | None = None) -> Axes:
     """
-    Median and quartiles of the KL ratio of proposed steps, over the updates in each fiftieth of the training, on a
-    logarithmic axis.
-
-    :param ratios: for each label the steps before each update and the ratios, of all runs (``n_updates`` each)
+    Median and quartiles of the KL ratio of proposed steps in each fiftieth of the training, on a logarithmic axis;
+    ``ratios`` have for each label the steps before each update and the ratios, of all runs (``n_updates`` each).
     """
     style = style or styles(list(ratios))
     last = max(np.max(timesteps) for timesteps, _ in ratios.values())
@@ -167,10 +161,8 @@ def plot_performance_profile(
     **options: Any,
 ) -> Axes:
     """
-    Share of runs that end above each threshold, with bootstrap bands, as rliable draws it.
-
-    :param returns: for each label the final returns (``n_runs``), or comparable scores (``n_runs x n_tasks``)
-    :param xlabel: name of the returns
+    Share of runs that end above each threshold, with bootstrap bands, as rliable draws it: for each label, of the final
+    returns (``n_runs``), or of comparable scores (``n_runs x n_tasks``).
     """
     style = style or styles(list(returns))
     every = np.concatenate([np.ravel(values) for values in returns.values()])
@@ -194,11 +186,8 @@ def plot_estimates(
     reference: float | None = None,
 ) -> Axes:
     """
-    Points with their intervals, one row for each label, the first on top. Without ``style``, all are drawn alike.
-
-    :param estimates: for each label a number and its bounds; NaN bounds are not drawn
-    :param xlabel: name of the numbers
-    :param reference: position of a vertical line, for example 0 for differences
+    Points with their intervals, one row for each label, the first on top, and a vertical line at ``reference``. NaN
+    bounds are not drawn. Without ``style``, all rows look alike.
     """
     for row, (label, estimate) in enumerate(estimates.items()):
         color = style[label]["color"] if style else "0.2"
@@ -226,8 +215,6 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
     return ax
 
 
-# ---------------------------------------------------------------------------------------------- pictures of a report
-
 FORMATS = ("png", "svg")
 # matplotlib's settings for all pictures of a report
 STYLE: dict[Any, Any] = {
@@ -242,13 +229,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_pictures(results: Results, output: Path) -> set[str]:
-    """
-    Draw the pictures of a report, each in every one of ``FORMATS``.
-
-    :param results: what the pictures show
-    :param output: folder to write to
-    :return: names of the pictures that had data to show
-    """
+    """Draw the pictures of a report into a folder, in all ``FORMATS``; return the names of those with data to show."""
     drawn = set()
     with matplotlib.rc_context(STYLE):
         for name, draw in PICTURES.items():
@@ -315,6 +296,11 @@ def _draw_runs(
     return _draw({panel: by_label for panel, by_label in panels.items() if by_label}, draw)
 
 
+def _draw_cvar_over_training(results: Results) -> Figure | None:
+    options = {"kappa": results.kappa, "n_resamples": statistics.N_RESAMPLES_OVER_TRAINING}
+    return _draw_runs(plot_cvar_over_training, learning_curves, results, **options)
+
+
 def _draw_performance_profiles(results: Results) -> Figure | None:
     profiles: dict[Panel, tuple[str, Mapping[str, Array]]] = {
         panel: ("final return τ", {label: runs.final_return for label, runs in by_label.items()})
@@ -344,6 +330,10 @@ def _draw_probability_of_improvement(results: Results) -> Figure | None:
     return _draw_estimates({("", ""): estimates} if estimates else {}, "probability of improvement", reference=0.5)
 
 
+def _draw_interquartile_means(results: Results) -> Figure | None:
+    return _draw_estimates(results.interquartile_means, "IQM of final return", style=styles(results.labels))
+
+
 def _draw_estimates(panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure | None:
     """Estimates with their names beside the axis."""
     longest = max((len(label) for estimates in panels.values() for label in estimates), default=0)
@@ -355,19 +345,11 @@ PICTURES: dict[str, Callable[[Results], Figure | None]] = {
     "learning_curves": partial(_draw_runs, plot_learning_curves, learning_curves),
     "evaluations": partial(_draw_runs, plot_learning_curves, evaluations, ylabel="deterministic return"),
     "cvar": partial(_draw_runs, plot_cvar, attrgetter("final_return")),
-    "cvar_over_training": lambda results: _draw_runs(
-        plot_cvar_over_training,
-        learning_curves,
-        results,
-        kappa=results.kappa,
-        n_resamples=statistics.N_RESAMPLES_OVER_TRAINING,
-    ),
+    "cvar_over_training": _draw_cvar_over_training,
     "differences": _draw_differences,
     "kl_ratio": partial(_draw_runs, plot_kl_ratio, partial(update_values, key="kl_ratio")),
     "kl_ratio_over_training": partial(_draw_runs, plot_kl_ratio_over_training, partial(update_series, key="kl_ratio")),
     "performance_profiles": _draw_performance_profiles,
-    "interquartile_means": lambda results: _draw_estimates(
-        results.interquartile_means, "IQM of final return", style=styles(results.labels)
-    ),
+    "interquartile_means": _draw_interquartile_means,
     "probability_of_improvement": _draw_probability_of_improvement,
 }

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -33,7 +32,7 @@ SIGNIFICANT_DIGITS = 6
 MAX_VALUES = 2**22
 # In a failed run's traceback, separates the error from the run's own output
 OUTPUT_HEADING = "\nThe last that it printed:\n"
-# File systems allow 255 bytes; the key and the suffix of the record need 16 of them, and five were a lock's
+# File systems allow 255 bytes; the key, the suffix of the record and what its temporary file adds need 21 of them
 LONGEST_STEM = 255 - 21
 # What users call runs without varied values
 UNVARIED = "plain"
@@ -168,16 +167,12 @@ class Record:
         return replace(self, episodes={}, evaluations={}, updates={})
 
 
-# --------------------------------------------------------------------------------------------------------------- files
-
-
 def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     """
     Write a record. Concurrent readers, and readers after a crash, see the old file or the new one.
 
     :param record: what to write; the numbers of its series are rounded to six significant digits
-    :param folder: where to write; created if missing
-    :return: the file, named after ``record.spec``
+    :return: the file in the folder, which is created if missing, named after ``record.spec``
     :raises StudyError: if the record does not match the schema
     """
     content = {"format": FORMAT, "key": record.spec.key(), **vars(record), "spec": record.spec.to_json()}
@@ -195,18 +190,15 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
 def write_atomically(path: Path, text: str) -> None:
     """Write or replace a file, and create its folder. Readers see the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp's files are readable by their owner alone, whatever the umask
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
@@ -224,10 +216,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
 def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], LeftOut]:
     """
-    :param folder: where ``write_record`` wrote to
-    :param series: whether to keep the series, which make records large
-    :return: the records, sorted by file name, and (path, reason) of each file that is not a record or is a copy of one
-        under another name
+    :return: the records in a folder, with their series if wanted, sorted by file name, and (path, reason) of each file
+        that is not a record or is a copy of one under another name
     """
     records, bad = [], []
     for path in sorted(Path(folder).glob("[!.]*.json")):
@@ -271,9 +261,6 @@ def _with_nan(values: Any) -> Any:
     if isinstance(values, list):
         return [_with_nan(value) for value in values]
     return math.nan if values is None else values
-
-
-# ------------------------------------------------------------------------------------------------------ packed columns
 
 
 def round_float(value: float) -> float:
@@ -341,10 +328,6 @@ def _unpack(column: dict[str, Any]) -> list[Any]:
     return [None if math.isnan(value) else round_float(value) for value in numbers.tolist()]
 
 
-# -------------------------------------------------------------------------------------------------------------- schema
-# The schema does not check the data of packed columns, whether columns have equal lengths, or the order of episodes.
-
-
 def check_schema(content: Any, schema: dict[str, Any]) -> None:
     """:raises ValueError: if the content of a JSON or YAML file does not match the JSON Schema, naming the place"""
     from jsonschema import Draft202012Validator
@@ -379,18 +362,17 @@ INTEGERS = _column_of(INTEGER, ["delta-int64"])
 NUMBERS = _column_of(NUMBER_OR_NULL)
 ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
 
-SPECIFICATION = _object(
-    **dict.fromkeys(("algo", "env_id", "variant"), TEXT),
-    **dict.fromkeys(("seed", "eval_freq", "n_eval_episodes"), COUNT),
-    n_timesteps={"type": "integer", "minimum": 1},
-    settings={"type": "object"},
-)
-
 SCHEMA = _object(
     format={"const": FORMAT},
     key=TEXT,
-    # records of a later release may have more properties, but one more in a specification would change its key
-    spec=SPECIFICATION | {"additionalProperties": False},
+    spec=_object(
+        **dict.fromkeys(("algo", "env_id", "variant"), TEXT),
+        **dict.fromkeys(("seed", "eval_freq", "n_eval_episodes"), COUNT),
+        n_timesteps={"type": "integer", "minimum": 1},
+        settings={"type": "object"},
+    )
+    # elsewhere, records of a later release may have more properties, but here one more would change the key
+    | {"additionalProperties": False},
     status={"enum": ["done", "failed"]},
     traceback={"type": ["string", "null"]},
     episodes=_object({"is_success": NUMBERS}, timesteps=INTEGERS, returns=NUMBERS, lengths=INTEGERS),

@@ -11,26 +11,9 @@ import pandas as pd
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.folders import read_folder
-from sb3_uatrpo.study.record import StudyError
-from sb3_uatrpo.study.results import (
-    GROUP,
-    Pair,
-    Results,
-    counted,
-    different_hyperparameters,
-    in_order,
-    joined,
-    pairs_of,
-    tabulate_runs,
-    update_values,
-)
-from sb3_uatrpo.study.statistics import (
-    CONFIDENCE_LEVEL,
-    FINAL_SHARE,
-    N_RESAMPLES,
-    N_RESAMPLES_OVER_TRAINING,
-    Estimate,
-)
+from sb3_uatrpo.study.record import LeftOut, StudyError
+from sb3_uatrpo.study.results import GROUP, Pair, Results, counted, joined, pairs_of, tabulate_runs, update_values
+from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPLES, N_RESAMPLES_OVER_TRAINING, Estimate
 
 PERCENT = "{:.1%}".format
 # With fewer runs than this in a group, the report warns about its intervals
@@ -97,7 +80,7 @@ def report(
     compared = runs[runs.final_return.notna()]
     if compared.empty:
         raise StudyError(f"{names}: no run is done with a training return, out of {counted(len(runs), 'run')}")
-    results = Results(runs, pairs_of(in_order(compared.algorithm), algorithms), kappa)
+    results = Results(runs, pairs_of(compared.algorithm, algorithms), kappa)
 
     # matplotlib takes a second to import, so errors in the input are reported first
     from sb3_uatrpo.study.plots import draw_pictures
@@ -106,35 +89,29 @@ def report(
     output.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(results, output)
     path = output / "report.md"
-    path.write_text(markdown(results, pictures, names, unreadable), encoding="utf-8")
+    path.write_text("\n\n".join(_page(results, pictures, names, unreadable)) + "\n", encoding="utf-8")
     return path
 
 
-# ------------------------------------------------------------------------------------------------------------ the page
+def _page(results: Results, pictures: set[str], name: str, unreadable: LeftOut) -> Iterator[str]:
+    """The blocks of the report in Markdown; ``pictures`` are the names of those beside it."""
+    yield f"# Report on {name}"
+    yield from _runs(results.runs, unreadable)
+    yield "## What the numbers are"
+    yield DEFINITIONS
+    yield from _returns(results)
+    yield from _pictures(pictures, "learning_curves", "evaluations", "cvar", "cvar_over_training")
+    yield from _successes(results)
+    yield from _differences(results)
+    yield from _pictures(pictures, "differences")
+    yield from _proposed_steps(results)
+    yield from _pictures(pictures, "kl_ratio", "kl_ratio_over_training")
+    yield from _aggregates(results)
+    yield from _pictures(pictures, "interquartile_means", "performance_profiles", "probability_of_improvement")
+    yield from _hyperparameters(results)
 
 
-def markdown(results: Results, pictures: set[str], name: str, unreadable: Sequence[tuple[Path, str]]) -> str:
-    """:return: the report on the study of this name in Markdown; ``pictures`` are the names of those beside it"""
-    blocks = [
-        f"# Report on {name}",
-        *_runs(results.runs, unreadable),
-        "## What the numbers are",
-        DEFINITIONS,
-        *_returns(results),
-        *_pictures(pictures, "learning_curves", "evaluations", "cvar", "cvar_over_training"),
-        *_successes(results),
-        *_differences(results),
-        *_pictures(pictures, "differences"),
-        *_proposed_steps(results),
-        *_pictures(pictures, "kl_ratio", "kl_ratio_over_training"),
-        *_aggregates(results),
-        *_pictures(pictures, "interquartile_means", "performance_profiles", "probability_of_improvement"),
-        *_hyperparameters(results),
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _runs(runs: pd.DataFrame, unreadable: Sequence[tuple[Path, str]]) -> Iterator[str]:
+def _runs(runs: pd.DataFrame, unreadable: LeftOut) -> Iterator[str]:
     done, failed = runs[runs.status == "done"], runs[runs.status != "done"]
     without = done[done.final_return.isna()]
     yield (
@@ -167,12 +144,12 @@ def _returns(results: Results) -> Iterator[str]:
     alone = set()
     for names, runs in results.groups.items():
         returns = runs.final_return
-        mean, cvar = statistics.bootstrap_mean(returns), statistics.bootstrap_cvar(returns, results.kappa)
-        n_behind_cvar = statistics.runs_behind_cvar(len(runs), results.kappa)
-        if n_behind_cvar == 1:
+        cvar = _estimate(statistics.bootstrap_cvar(returns, results.kappa))
+        behind_cvar = statistics.runs_behind_cvar(len(runs), results.kappa)
+        if behind_cvar == 1:
             alone.add(len(runs))
-        row = [*names, len(runs), _mean_and_error(returns), _estimate(mean)[1], *_estimate(cvar)]
-        row += [counted(n_behind_cvar, "run"), _number(returns.min()), _number(returns.max())]
+        row = [*names, len(runs), _mean_and_error(returns), _estimate(statistics.bootstrap_mean(returns))[1], *cvar]
+        row += [counted(behind_cvar, "run"), _number(returns.min()), _number(returns.max())]
         rows.append([*row, _last_evaluation(runs)])
     yield _table(
         f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
@@ -218,8 +195,8 @@ def _differences(results: Results) -> Iterator[str]:
         welch = [_number(t, 2), "< 0.001" if p < 0.001 else _number(p, 3)]
         others = [*_estimate(comparison.cvar), *_probability(comparison.improvement)]
         rows.append([*comparison.panel, comparison.name, n_runs, *_estimate(comparison.mean), *welch, *others])
-        if different := different_hyperparameters(comparison.first, comparison.second):
-            unlike.setdefault(f"{comparison.name}: {'; '.join(different)}", []).append(joined(comparison.panel))
+        if comparison.unlike:
+            unlike.setdefault(f"{comparison.name}: {comparison.unlike}", []).append(joined(comparison.panel))
     yield _table(
         "environment | variant | difference | runs | of means | interval | Welch t | p | "
         f"of {results.cvar_name} | interval | probability of improvement | interval",
@@ -239,24 +216,21 @@ def _differences(results: Results) -> Iterator[str]:
 
 def _proposed_steps(results: Results) -> Iterator[str]:
     yield "## Proposed steps"
-    rows = []
-    silent = set(results.labels)
+    rows, silent = [], set(results.labels)
     for names, runs in results.groups.items():
         ratios, proposed = (update_values(runs, key) for key in ("kl_ratio", "kl_proposed"))
         if len(ratios):
             silent.discard(names[-1])
-            shares = [PERCENT(statistics.share_at_least(ratios, threshold)) for threshold in (2.0, 3.0)]
+            large = [PERCENT(statistics.share_at_least(ratios, threshold)) for threshold in (2.0, 3.0)]
             mean_kl = _number(proposed.mean(), 4) if len(proposed) else ""
-            rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *shares, mean_kl])
+            rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *large, mean_kl])
     if rows:
         yield (
             "KL ratio: actual KL divergence of a proposed step (before the line search) divided by the estimated one, "
             "for all updates of all runs."
         )
-        yield _table(
-            "environment | variant | algorithm | updates | median ratio | at least 2 | at least 3 | mean proposed KL",
-            rows,
-        )
+        shares = "updates | median ratio | at least 2 | at least 3"
+        yield _table(f"environment | variant | algorithm | {shares} | mean proposed KL", rows)
     if silent:
         yield f"No KL ratio in the records of {', '.join(sorted(silent))}."
 
@@ -283,7 +257,7 @@ def _aggregates(results: Results) -> Iterator[str]:
             mean = _estimate(statistics.interquartile_mean(scores), "{:.3f}".format)
             averaged.append([variant, label, " × ".join(map(str, scores.shape)), *mean])
         for x, y in results.pairs:
-            if x in by_label and y in by_label:
+            if by_label.keys() >= {x, y}:
                 improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
                 improvements.append([variant, f"{x} > {y}", *_probability(improvement)])
     yield _table("variant | algorithm | runs × environments | IQM of score | interval", averaged)
@@ -311,9 +285,6 @@ def _pictures(pictures: set[str], *names: str) -> Iterator[str]:
             yield f"*{CAPTIONS[name]}* ([SVG]({name}.svg))"
 
 
-# --------------------------------------------------------------------------------------------------------------- cells
-
-
 def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
     # pandas would need one more package for this
     names = header.split(" | ")
@@ -333,7 +304,7 @@ def _number(value: float, digits: int | None = None) -> str:
 
 
 def _estimate(estimate: Estimate, form: Callable[[float], str] = _number) -> tuple[str, str]:
-    value, low, high = (float(np.squeeze(x)) for x in estimate)
+    value, low, high = map(float, estimate)
     return form(value), "" if math.isnan(low) else f"{form(low)} to {form(high)}"
 
 

@@ -130,40 +130,30 @@ def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in names if len({json.dumps(values.get(name), sort_keys=True) for values in settings}) > 1]
 
 
-def different_hyperparameters(first: pd.DataFrame, second: pd.DataFrame) -> list[str]:
-    """:return: the hyperparameters that both groups of runs have, but with different values, as ``x 1 and 2``"""
-    ours, theirs = (runs.record.iloc[0].spec.hyperparameters for runs in (first, second))
-    in_both = ours.keys() & theirs.keys()
-    return [f"{name} {ours[name]} and {theirs[name]}" for name in _differing([ours, theirs]) if name in in_both]
-
-
 def in_order(labels: Iterable[str]) -> list[str]:
     """:return: each label once, sorted, those of ``uatrpo``, such as ``uatrpo_shrinkage``, first"""
     return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
 
 
-def pairs_of(labels: Sequence[str], algorithms: Pair | None) -> tuple[Pair, ...]:
+def pairs_of(labels: Iterable[str], algorithms: Pair | None) -> tuple[Pair, ...]:
     """
-    :return: the pairs to compare of labels in order: ``algorithms``, or each ``uatrpo`` with every other label, or all
+    :return: the pairs of labels to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
     :raises StudyError: if a given label does not exist, or both are the same
     """
+    known = in_order(labels)
     if algorithms is None:
-        pairs = tuple(combinations(labels, 2))
+        pairs = tuple(combinations(known, 2))
         return tuple(pair for pair in pairs if pair[0].startswith("uatrpo")) or pairs
     for label in algorithms:
-        if label not in labels:
-            raise StudyError(f"no records of {label!r}; there are {', '.join(labels)}")
+        if label not in known:
+            raise StudyError(f"no records of {label!r}; there are {', '.join(known)}")
     if algorithms[0] == algorithms[1]:
         raise StudyError(f"two algorithms are compared, but {algorithms[0]!r} was given twice")
     return (algorithms,)
 
 
-# ------------------------------------------------------------------------------------------ what a group of runs shows
-
-
 def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
     """
-    :param runs: the runs of one group
     :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
         so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
     """
@@ -174,18 +164,13 @@ def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
     return grid, np.array(curves).reshape(-1, N_POINTS)
 
 
-def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array]:
+def evaluations(runs: pd.DataFrame) -> tuple[Array, Array]:
     """
-    :param runs: the runs of one group
-    :param name: ``"returns"`` or ``"is_success"``
-    :return: steps at which all runs were evaluated (``n_evaluations``), and the mean over the episodes of each
-        deterministic evaluation (``n_runs x n_evaluations``)
+    :return: steps at which all runs of a group were evaluated (``n_evaluations``), and the mean return of the episodes
+        of each deterministic evaluation (``n_runs x n_evaluations``)
     """
-    series = [
-        pd.Series([np.mean(row) for row in record.evaluations[name]], record.evaluations["timesteps"])
-        for record in runs.record
-        if record.evaluations.get(name)
-    ]
+    done = [record.evaluations for record in runs.record if record.evaluations["returns"]]
+    series = [pd.Series([np.mean(row) for row in of["returns"]], of["timesteps"]) for of in done]
     if not series:
         return np.empty(0), np.empty((0, 0))
     # a NaN is a value too: it leaves a gap, but no other step takes its place
@@ -194,16 +179,12 @@ def evaluations(runs: pd.DataFrame, name: str = "returns") -> tuple[Array, Array
 
 
 def update_values(runs: pd.DataFrame, key: str) -> Array:
-    """
-    :param runs: the runs of one group
-    :param key: name of a logged value, without ``train/``
-    :return: its finite values in all updates of all runs (``n_updates``)
-    """
+    """:return: the finite values of ``train/key`` in all updates of all runs (``n_updates``)"""
     return update_series(runs, key)[1]
 
 
 def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
-    """:return: the steps before each update of all runs with a finite value, and these values (``n_updates`` each)"""
+    """:return: the steps before each update with a finite value of ``train/key``, and the values (``n_updates``)"""
     logged = [
         np.array([record.updates["timesteps"], record.updates[key]], dtype=np.float64)
         for record in runs.record
@@ -216,13 +197,7 @@ def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Results:
-    """
-    What the tables and the pictures show.
-
-    :param runs: what ``tabulate_runs`` returned
-    :param pairs: labels to compare, the first minus the second
-    :param kappa: share of worst runs
-    """
+    """What tables and pictures show: runs of ``tabulate_runs``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
 
     runs: pd.DataFrame
     pairs: tuple[Pair, ...]
@@ -271,6 +246,10 @@ class Results:
                     first, second = (algorithms[name] for name in names)
                     x, y = first.final_return, second.final_return
                     row: dict[str, Any] = {"panel": panel, "name": " − ".join(names), "first": first, "second": second}
+                    # a difference may also come from hyperparameters that both have
+                    ours, theirs = (runs.record.iloc[0].spec.hyperparameters for runs in (first, second))
+                    both = [name for name in _differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+                    row["unlike"] = "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)
                     row["mean"] = statistics.difference_of_means(x, y)
                     row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
                     row["improvement"] = statistics.probability_of_improvement(x, y)
@@ -295,9 +274,6 @@ class Results:
                 if n_envs > 1 and len(columns) == n_envs and len(set(map(len, columns))) == 1:
                     scores.setdefault(variant, {})[label] = np.stack(columns, axis=1)
         return scores
-
-
-# --------------------------------------------------------------------------------------------------------------- words
 
 
 def counted(n: int, noun: str) -> str:

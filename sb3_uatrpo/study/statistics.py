@@ -6,6 +6,9 @@ Returns are undiscounted sums of rewards, one for each run; of two algorithms, t
 intervals over runs, from ``scipy.stats.bootstrap``; ``options`` are further arguments of ``bootstrap``. A single run
 has no interval: its bounds are NaN. A ``ValueError`` is raised if there is no run, a return is NaN, or ``kappa`` is out
 of bounds.
+
+The aggregates are rliable's, of one task (``n_runs``) or of comparable scores of several (``n_runs x n_tasks``), which
+have resamples of their own.
 """
 
 import math
@@ -37,9 +40,6 @@ class Welch(NamedTuple):
 
     statistic: float
     pvalue: float
-
-
-# -------------------------------------------------------------------------------------------------------------- one run
 
 
 def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, window: float) -> Array:
@@ -81,9 +81,6 @@ def final_return(timesteps: ArrayLike, returns: ArrayLike, n_timesteps: int, sha
         raise ValueError(f"share must be a number in (0, 1], but it is {share!r}")
     t = np.minimum(np.asarray(timesteps, dtype=np.float64), n_timesteps)
     return float(learning_curve(t, returns, [n_timesteps], share * n_timesteps)[0])
-
-
-# ----------------------------------------------------------------------------------------------------------- many runs
 
 
 def cvar(returns: ArrayLike, kappa: ArrayLike, axis: int = -1) -> Array:
@@ -207,17 +204,10 @@ def welch_test(x: ArrayLike, y: ArrayLike) -> Welch:
     return Welch(float(result.statistic), float(result.pvalue))
 
 
-# ------------------------------------------------------------------------------------------------------ several tasks
-# As in rliable: of one task (``n_runs``), or of comparable scores of several (``n_runs x n_tasks``), each of which has
-# resamples of its own.
-
-
 def interquartile_mean(returns: ArrayLike, **options: Any) -> Estimate:
     """
     Mean without the lowest and the highest quarter of the runs, over all tasks. The number left out is rounded down, so
     with fewer than four runs it is the mean.
-
-    :param returns: ``n_runs`` or ``n_runs x n_tasks``
     """
     from scipy import stats
 
@@ -228,12 +218,7 @@ def interquartile_mean(returns: ArrayLike, **options: Any) -> Estimate:
 
 
 def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Estimate:
-    """
-    P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks.
-
-    :param x: ``n_runs_x`` or ``n_runs_x x n_tasks``
-    :param y: ``n_runs_y`` or ``n_runs_y x n_tasks``
-    """
+    """P(X > Y) + ½P(X = Y): how often a run of one algorithm ends above a run of the other, averaged over tasks."""
     n = len(_tasks(x))
 
     def probability(*tasks: Array, axis: int) -> Array:
@@ -245,12 +230,7 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike, **options: Any) -> Es
 
 
 def performance_profile(returns: ArrayLike, thresholds: ArrayLike, **options: Any) -> Estimate:
-    """
-    Share of runs that end above each threshold, over all tasks.
-
-    :param returns: ``n_runs`` or ``n_runs x n_tasks``
-    :param thresholds: in the unit of ``returns`` (``n_thresholds``)
-    """
+    """Share of runs that end above each threshold (``n_thresholds``, in the unit of ``returns``), over all tasks."""
     taus = np.asarray(thresholds, dtype=np.float64)[:, None]
 
     # as scipy wants it, resamples are the last axis

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "sb3_uatrpo", "stable_baselines3", "torch")
 # Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# Minimum number of steps between two reports, and between two updates that a record keeps, for algorithms other than
-# ours: records stay small even if these learn after every few steps
-STEPS_BETWEEN_REPORTS = STEPS_BETWEEN_UPDATES = 200
+# Minimum number of steps between two updates that a record keeps, for algorithms other than ours: records stay small
+# even if these learn after every few steps
+STEPS_BETWEEN_UPDATES = 200
 # Minimum number of seconds between two writes of the file with the number of steps
 REPORT_INTERVAL = 0.5
 # Seconds that threads of an environment may go on after the run
@@ -66,29 +66,26 @@ def run_one(
     Intended for a process of its own: it seeds global random number generators and keeps torch to one thread. Other
     numerical libraries have to be kept to one thread before they are loaded, with ``ONE_THREAD`` in the environment.
 
-    :param spec: what to run
-    :param report: called from time to time with the number of steps done
+    :param report: called at every step with the number of steps done
     :param model_folder: where to save the trained model for RL Zoo's ``enjoy``, without the sketch of UATRPO
     :return: a record, with status ``"failed"`` and the traceback if the run raised an exception
     """
-    started, clock = datetime.now(timezone.utc), time.perf_counter()
+    started = datetime.now(timezone.utc)
     try:
         with TemporaryDirectory(prefix="sb3_uatrpo_study_") as folder:
             series, problem = _train(spec, report or (lambda steps: None), Path(folder), model_folder), None
     # an environment may also try to end the process
     except (Exception, SystemExit):
         series, problem = EMPTY, traceback.format_exc()
-    return _record(spec, series, problem, started, time.perf_counter() - clock)
+    return _record(spec, series, problem, started)
 
 
 def failed_record(spec: RunSpec, reason: str, started: datetime) -> Record:
     """:return: the record of a run that has ended without one, for this reason"""
-    return _record(spec, EMPTY, reason, started, (datetime.now(timezone.utc) - started).total_seconds())
+    return _record(spec, EMPTY, reason, started)
 
 
-def _record(
-    spec: RunSpec, series: dict[str, dict[str, list]], problem: str | None, started: datetime, wall_time: float
-) -> Record:
+def _record(spec: RunSpec, series: dict[str, dict[str, list]], problem: str | None, started: datetime) -> Record:
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -100,7 +97,7 @@ def _record(
         **series,
         versions=versions,
         machine={"system": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())},
-        wall_time=round(wall_time, 3),
+        wall_time=round((datetime.now(timezone.utc) - started).total_seconds(), 3),
         started=started.isoformat(timespec="seconds"),
     )
 
@@ -149,7 +146,13 @@ def _train(
     assert env is not None
     recorder = RunRecorder(report, 0 if isinstance(model, TrustRegionAlgorithm) else STEPS_BETWEEN_UPDATES)
     with closing(env):
-        evaluation = _evaluation(manager, spec, env.num_envs, folder) if spec.eval_freq > 0 else None
+        evaluation = None
+        if spec.eval_freq > 0:
+            eval_env = manager.create_envs(1, eval_env=True)
+            eval_env.seed(spec.seed + EVAL_SEED_OFFSET)
+            frequency = max(spec.eval_freq // env.num_envs, 1)
+            # it keeps its results only if it also writes them
+            evaluation = EvalCallback(eval_env, None, None, spec.n_eval_episodes, frequency, str(folder), verbose=0)
         model.learn(spec.n_timesteps, callback=[*manager.callbacks, recorder, *filter(None, [evaluation])])
         if model.num_timesteps < spec.n_timesteps:
             # its last episodes are not those at the end of a run of this length
@@ -159,27 +162,18 @@ def _train(
     if evaluation is not None:
         evaluation.eval_env.close()
         returns, successes = evaluation.evaluations_results, evaluation.evaluations_successes
-        evaluations = {"timesteps": evaluation.evaluations_timesteps, "returns": np.array(returns, float).tolist()}
+        series["evaluations"] = {"timesteps": evaluation.evaluations_timesteps, "returns": np.array(returns).tolist()}
         # SB3 lists only the episodes that reported whether they succeeded, and skips evaluations without any
-        if len(successes) == len(returns) and all(len(values) == spec.n_eval_episodes for values in successes):
-            evaluations["is_success"] = np.array(successes, float).tolist()
-        series["evaluations"] = evaluations
+        if list(map(len, successes)) == list(map(len, returns)):
+            series["evaluations"]["is_success"] = np.array(successes, dtype=float).tolist()
     if model_folder is not None:
         _save_model(model, manager, Path(model_folder))
     return series
 
 
-def _evaluation(manager: "ExperimentManager", spec: RunSpec, n_envs: int, folder: Path) -> EvalCallback:
-    env = manager.create_envs(1, eval_env=True)
-    env.seed(spec.seed + EVAL_SEED_OFFSET)
-    frequency = max(spec.eval_freq // n_envs, 1)
-    # it keeps its results only if it also writes them
-    return EvalCallback(env, None, None, spec.n_eval_episodes, frequency, log_path=str(folder), verbose=0)
-
-
 def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> dict[str, list]:
     """The episodes that each environment's Monitor saw, and what the recorder saw of their ends."""
-    ended: list[tuple] = []
+    ended: list[tuple[int, float, int, float | None]] = []
     # Monitor's methods, since wrappers may have attributes of the same names
     methods = ("get_episode_rewards", "get_episode_lengths", "get_total_steps")
     seen = zip(*map(env.env_method, methods), env.get_attr("rewards"), strict=True)
@@ -194,10 +188,8 @@ def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> d
             # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together: n
             # steps of one are n of each.
             known = [(int(steps), None) for steps in np.cumsum(lengths, dtype=int) * env.num_envs]
-        ended += [
-            (steps, float(r), int(length), is_success)
-            for (steps, is_success), r, length in zip(known, returns, lengths, strict=True)
-        ]
+        steps, successes = zip(*known, strict=True) if known else ((), ())
+        ended += zip(steps, map(float, returns), map(int, lengths), successes, strict=True)
     ended.sort(key=lambda episode: episode[0])
     names = ("timesteps", "returns", "lengths", "is_success")
     episodes = {name: [episode[i] for episode in ended] for i, name in enumerate(names)}
@@ -225,10 +217,9 @@ class RunRecorder(BaseCallback):
     """
     Keeps the numbers and strings logged under ``train/``, also those of the last update, which SB3 never dumps, and the
     steps at which episodes end and their ``is_success``, which Monitor does not keep. A wrapper around Monitor may
-    repeat or skip steps, so their number does not follow from the lengths of the episodes.
-
-    :param report: called with the number of steps done
-    :param steps_between_updates: minimum number of steps between two updates that are kept; the last update always is
+    repeat or skip steps, so their number does not follow from the lengths of the episodes. ``report`` is called at every
+    step with the number of steps done. Updates that are kept, except for the last one, are at least
+    ``steps_between_updates`` apart.
     """
 
     def __init__(self, report: Callable[[int], None], steps_between_updates: int) -> None:
@@ -238,7 +229,6 @@ class RunRecorder(BaseCallback):
         self.updates: list[dict[str, Any]] = []
         #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]`` or ``None``
         self.ends: dict[int, list[tuple[int, float | None]]] = defaultdict(list)
-        self.reported = 0
         self.seen: Any = None
 
     def _on_step(self) -> bool:
@@ -246,9 +236,7 @@ class RunRecorder(BaseCallback):
             if "episode" in info:
                 is_success = info.get("is_success")
                 self.ends[i].append((self.num_timesteps, None if is_success is None else float(is_success)))
-        if self.num_timesteps - self.reported >= STEPS_BETWEEN_REPORTS:
-            self.reported = self.num_timesteps
-            self.report(self.num_timesteps)
+        self.report(self.num_timesteps)
         return True
 
     def _on_rollout_start(self) -> None:
@@ -281,9 +269,6 @@ def as_number(value: Any) -> Any:
         return value.item()
     except (AttributeError, RuntimeError, ValueError):
         return value
-
-
-# --------------------------------------------------------------------------------------------------------- the process
 
 
 def main() -> None:

@@ -126,10 +126,12 @@ def test_an_address_without_a_cluster(tmp_path):
                         connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        drivers = [start(command(tmp_path, "--ray", f"127.0.0.1:{n}"), **LOOPBACK_ONLY) for n in (port, 1)]
+        folders = {n: tmp_path / str(n) for n in (port, 1)}
+        words = [command(folder, "--ray", f"127.0.0.1:{n}") for n, folder in folders.items()]
+        drivers = [start(each, **LOOPBACK_ONLY) for each in words]
         said = [driver.communicate(timeout=PATIENCE)[0] for driver in drivers]
         other.shutdown(socket.SHUT_RDWR)
     for driver, text, n in zip(drivers, said, (port, 1), strict=True):
         assert driver.returncode == 2
         assert text == f"Error: no Ray cluster answered at 127.0.0.1:{n} within 5 seconds\n"
-    assert not records_of(tmp_path)
+    assert not any(map(records_of, folders.values()))
