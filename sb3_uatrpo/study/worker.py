@@ -217,8 +217,8 @@ class RunRecorder(BaseCallback):
     """
     Keeps the numbers and strings logged under ``train/``, also those of the last update, which SB3 never dumps, and the
     steps at which episodes end and their ``is_success``, which Monitor does not keep. A wrapper around Monitor may
-    repeat or skip steps, so their number does not follow from the lengths of the episodes. ``report`` is called at every
-    step with the number of steps done. Updates that are kept, except for the last one, are at least
+    repeat or skip steps, so their number does not follow from the lengths of the episodes. ``report`` is called at
+    every step with the number of steps done. Updates that are kept, except for the last one, are at least
     ``steps_between_updates`` apart.
     """
 
