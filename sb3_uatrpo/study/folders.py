@@ -188,7 +188,8 @@ def _read_run(run: Path) -> Record:
             frame = pd.read_csv(lines, usecols=list(columns), dtype=columns).dropna(subset=["l", "t"])
         # environments step together: n steps of one are n of each
         frames.append(frame.assign(timesteps=frame["l"].cumsum() * len(monitors)))
-    episodes = pd.concat(frames).sort_values("timesteps", kind="stable")
+    episodes = pd.concat(frames).sort_values("timesteps", kind="stable").astype({"timesteps": int, "l": int})
+    series = episodes[["timesteps", "r", "l"]].set_axis(["timesteps", "returns", "lengths"], axis=1)
 
     evaluations: dict[str, list[Any]] = {"timesteps": [], "returns": []}
     if (run / "evaluations.npz").exists():
@@ -218,11 +219,7 @@ def _read_run(run: Path) -> Record:
         spec=RunSpec(arguments["algo"], arguments["env"], seed, n_timesteps, *settings),
         status="failed" if reason else "done",
         traceback=reason,
-        episodes={
-            "timesteps": episodes["timesteps"].astype(int).tolist(),
-            "returns": episodes["r"].astype(float).tolist(),
-            "lengths": episodes["l"].astype(int).tolist(),
-        },
+        episodes=series.to_dict("list"),
         evaluations=evaluations,
         updates={"timesteps": []},
         versions={},

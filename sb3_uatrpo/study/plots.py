@@ -65,13 +65,13 @@ def plot_learning_curves(
         # few points, such as those of evaluations, are marked: a single one would be invisible otherwise
         marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if len(table) <= 20 else {}
         points = table.rename_axis("step").reset_index().melt("step", value_name="return")
-        axes: dict[str, Any] = {"data": points, "x": "step", "y": "return", "ax": ax, "legend": False, **style[label]}
-        sns.lineplot(**axes, label=label, errorbar="se", linewidth=1.8, zorder=3, **marks)
+        common: dict[str, Any] = {"data": points, "x": "step", "y": "return", "ax": ax, "legend": False, **style[label]}
+        sns.lineplot(**common, label=label, errorbar="se", linewidth=1.8, zorder=3, **marks)
         if table.columns.size > 1:
             # many runs would hide their mean
             alpha = min(0.45, max(0.12, 4 / table.columns.size))
-            axes["linestyle"] = "-"
-            sns.lineplot(**axes, units="variable", estimator=None, alpha=alpha, linewidth=0.6, zorder=1)
+            common["linestyle"] = "-"
+            sns.lineplot(**common, units="variable", estimator=None, alpha=alpha, linewidth=0.6, zorder=1)
     return _over_training(ax, curves, ylabel)
 
 
@@ -184,6 +184,7 @@ def plot_estimates(
     xlabel: str,
     style: Styles | None = None,
     reference: float | None = None,
+    xlim: tuple[float, float] | None = None,
 ) -> Axes:
     """
     Points with their intervals, one row for each label, the first on top, and a vertical line at ``reference``. NaN
@@ -195,7 +196,7 @@ def plot_estimates(
         ax.plot(estimate.value, row, "o", color=color, markersize=5)
     if reference is not None:
         ax.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
-    ax.set(xlabel=xlabel, ylim=(len(estimates) - 0.5, -0.5))
+    ax.set(xlabel=xlabel, xlim=xlim, ylim=(len(estimates) - 0.5, -0.5))
     ax.set_yticks(range(len(estimates)), list(estimates))
     ax.xaxis.set_major_locator(MaxNLocator(5, steps=TICKS))
     ax.grid(axis="y", visible=False)
@@ -218,9 +219,16 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
 FORMATS = ("png", "svg")
 # matplotlib's settings for all pictures of a report
 STYLE: dict[Any, Any] = {
-    **{"axes.grid": True, "grid.alpha": 0.3, "axes.spines.right": False, "axes.spines.top": False},
-    **{"font.size": 9, "axes.titlesize": 10, "legend.edgecolor": "none"},
-    **{f"figure.constrained_layout.{name}": value for name, value in (("use", True), ("h_pad", 0.06), ("w_pad", 0.1))},
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.1,
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "legend.edgecolor": "none",
     # gives identical pictures identical identifiers
     "svg.hashsalt": "sb3_uatrpo",
     # names may contain dollar signs
@@ -275,7 +283,8 @@ def _draw(
         ax.tick_params(labelleft=True)
         entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     for ax in axes.flat:
-        ax.set_axis_on() if ax.has_data() else ax.set_axis_off()
+        if not ax.has_data():
+            ax.set_axis_off()
     if entries:
         # one row for short labels, one column for those that name hyperparameters
         columns = max(1, min(len(entries), int(figure.get_figwidth() / (0.7 + 0.075 * max(map(len, entries))))))
@@ -327,7 +336,8 @@ def _draw_probability_of_improvement(results: Results) -> Figure | None:
         f"{joined(row.panel)}: {row.name.replace(' − ', ' > ')}": row.improvement
         for row in results.comparisons.itertuples()
     }
-    return _draw_estimates({("", ""): estimates} if estimates else {}, "probability of improvement", reference=0.5)
+    panels = {("", ""): estimates} if estimates else {}
+    return _draw_estimates(panels, "probability of improvement", reference=0.5, xlim=(-0.02, 1.02))
 
 
 def _draw_interquartile_means(results: Results) -> Figure | None:

@@ -58,9 +58,8 @@ def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd
         runs = runs[runs.variant.replace("", UNVARIED).isin(variants)]
     # failed runs count in no mean
     _refuse_unlike(runs[runs.status == "done"])
-    place = {label: i for i, label in enumerate(in_order(runs.algorithm))}
-    key = lambda column: column.map(place) if column.name == "algorithm" else column  # noqa: E731
-    return runs.sort_values([*GROUP, "seed"], key=key, ignore_index=True)
+    runs = runs.assign(place=runs.algorithm.map(in_order(runs.algorithm).index))
+    return runs.sort_values(["environment", "variant", "place", "seed"], ignore_index=True).drop(columns="place")
 
 
 def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[str]]:
