@@ -147,7 +147,7 @@ def _study(
     """The arguments of ``plan``: what the study file says, and what was typed in its place."""
     from sb3_uatrpo.study.plan import NOISE, parse_seeds, read_study_file, split_assignment
 
-    varied: dict[str, list] = {NOISE: list(dict.fromkeys(noise))} if noise else {}
+    varied: dict[str, list] = {NOISE: list(noise)} if noise else {}
     for name, value in map(split_assignment, vary):
         if noise and name == NOISE:
             raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
@@ -158,7 +158,6 @@ def _study(
     for option, name in (("--algo", "algos"), ("--env", "env_ids")):
         if not study.get(name) and not (name == "algos" and study.get("variants")):
             raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
-        study[name] = list(dict.fromkeys(study[name]))
     return study
 
 

@@ -170,13 +170,6 @@ class ProcessExecutor(Executor):
         self.processes.clear()
 
 
-def make_display() -> Progress:
-    """:return: a bar with a text and the time left; nothing if the output is not a terminal"""
-    console = Console(stderr=True, highlight=False)
-    columns = BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn()
-    return Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """
@@ -210,10 +203,14 @@ def run_study(
     :return: the state of the study afterwards
     :raises StudyError: if another driver is at work in the folder, or a record cannot be written
     """
-    with folder.lock(), make_display() as display:
+    console = Console(stderr=True, highlight=False)
+    columns = BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn()
+    # nothing is shown if the output is not a terminal
+    display = Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal)
+    with folder.lock(), display:
 
         def say(line: str) -> None:
-            display.console.print(line, markup=False, soft_wrap=True)
+            console.print(line, markup=False, soft_wrap=True)
 
         records, corrupted = folder.read_all(series=False)
         before = {record.spec: record for record in records}

@@ -33,8 +33,8 @@ Files = Mapping[str, bytes]
 
 class StudyFolder:
     """
-    :param path: a study's folder
-    :param create: whether to turn a missing or empty folder into one
+    A study's folder; with ``create``, a missing or empty one is turned into one.
+
     :raises StudyError: if it is not the folder of a study
     :raises OSError: if records cannot be written there
     """
@@ -58,8 +58,8 @@ class StudyFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """
-        :return: a context manager that keeps other drivers away; the operating system does so as long as this process
-            lives, however it ends
+        Keep other drivers away, by a lock that the operating system releases when this process ends, however it does.
+
         :raises StudyError: if another driver is at work in the folder
         """
         from filelock import FileLock, Timeout
@@ -72,18 +72,11 @@ class StudyFolder:
             yield
 
     def read_all(self, series: bool = True) -> tuple[list[Record], LeftOut]:
-        """
-        :param series: whether to keep the series, which make records large
-        :return: the records, and (path, reason) of each file that is not a valid record, as from ``read_records``
-        """
+        """:return: the records, and (path, reason) of each file that is not a valid record, as from ``read_records``"""
         return read_records(self.records_path, series)
 
     def write(self, record: Record, model: Files | None = None) -> Path:
-        """
-        :param record: what to write; it replaces the record of the same run
-        :param model: files that RL Zoo's ``enjoy`` needs, in the layout of RL Zoo's log folder
-        :return: the record's file
-        """
+        """:return: the file of the record; ``model`` are files for RL Zoo's ``enjoy``, as in RL Zoo's log folder"""
         for name, content in (model or {}).items():
             path = self.model_path(record.spec) / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,9 +195,11 @@ def _read_run(run: Path) -> Record:
     model = run / f"{arguments_file.parent.name}.zip"
     counted = int(episodes["timesteps"].max()) if len(episodes) else 0
     # RL Zoo saves the model when the run ends, early or not
-    taken = _steps_taken(model) if model.exists() else None
-    reason = None
-    if taken is None:
+    reason, taken = None, 0
+    if model.exists():
+        with zipfile.ZipFile(model) as archive:
+            taken = int(json.loads(archive.read("data"))["num_timesteps"])
+    if not model.exists():
         reason = f"no {model.name}: the run was killed, or is under way"
     elif taken < n_timesteps:
         reason = f"stopped after {taken:,} of {n_timesteps:,} steps"
@@ -227,11 +222,6 @@ def _read_run(run: Path) -> Record:
         wall_time=float(episodes["t"].max()) if len(episodes) else 0.0,
         started=datetime.fromtimestamp(min(starts), timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def _steps_taken(model: Path) -> int:
-    with zipfile.ZipFile(model) as archive:
-        return int(json.loads(archive.read("data"))["num_timesteps"])
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

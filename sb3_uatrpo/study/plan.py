@@ -58,12 +58,17 @@ def plan(
     :return: the specification of each run, seed after seed, so that a study that was cut short is balanced
     :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, or a value is invalid
     """
+    from rl_zoo3.utils import ALGOS
+
+    from sb3_uatrpo.zoo import register
+
     for seed in seeds:
         if not 0 <= seed < 2**32:
             raise StudyError(f"a seed must be an integer from 0 to 2**32-1, but it is {seed}")
     named = _named_variants(algos, variants or {})
     every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
-    algorithms = _known_algorithms()
+    register()
+    algorithms: dict[str, type] = ALGOS
     for algo in every_algo:
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
@@ -218,8 +223,7 @@ def split_assignment(text: str) -> tuple[str, Any]:
 def as_json(value: Any) -> Any:
     """
     :return: the value as a file of JSON returns it, for example with lists instead of tuples
-    :raises ValueError: if a number is not finite, or a key is not text, as in ``{1: 2}``
-    :raises TypeError: if JSON has no such value
+    :raises ValueError, TypeError: if JSON has no such value: NaN, infinity, objects, and keys that are not text
     """
     if isinstance(value, dict):
         for key in value:
@@ -229,15 +233,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_json(of) for of in value]
     return json.loads(json.dumps(value, allow_nan=False))
-
-
-def _known_algorithms() -> dict[str, type]:
-    from rl_zoo3.utils import ALGOS
-
-    from sb3_uatrpo.zoo import register
-
-    register()
-    return ALGOS
 
 
 def _close_to(name: str, known: Iterable[str]) -> str:

@@ -128,7 +128,8 @@ def _runs(runs: pd.DataFrame, unreadable: LeftOut) -> Iterator[str]:
     yield _table("environment | variant | algorithm | done | failed | steps | seeds | hours", rows)
     if len(failed):
         yield "Failed:"
-        yield "\n".join(f"- {record.spec}: {_code(record.reason)}" for record in failed.record)
+        reasons = (record.reason.replace("`", "'")[:200] for record in failed.record)
+        yield "\n".join(f"- {record.spec}: `{why}`" for record, why in zip(failed.record, reasons, strict=True))
     if len(without):
         yield "Done, but without a final return, because no episode ended or a return is not finite:"
         yield "\n".join(f"- {record.spec}" for record in without.record)
@@ -335,7 +336,3 @@ def _seeds(seeds: list[int]) -> str:
     if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[0] + len(seeds))):
         return f"{seeds[0]} to {seeds[-1]}"
     return ", ".join(map(str, seeds))
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("`", "'")[:200] + "`"
