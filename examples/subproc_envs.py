@@ -5,7 +5,7 @@ Several environments, each in its own process.
 
 More environments raise the number of trajectories n, which is at least one per environment, and c·R_n² falls. Here each
 update also sees more data, so the uncertainty really is smaller. If the amount of data stays the same, multiply
-``uncertainty_coef`` by the factor by which n has grown (docs/many_environments.md).
+``uncertainty_coef`` by the factor by which n has grown (docs/using.md).
 """
 
 import argparse

@@ -8,7 +8,7 @@ Environments that step as one batch, such as EnvPool's, behind Stable-Baselines3
 first observation of the new episode and puts the last one of the old episode into ``infos``. A task written in NumPy
 stands in for your own simulator.
 
-With more environments and equal data, the number of trajectories n rises and c·R_n² falls (docs/many_environments.md).
+With more environments and equal data, the number of trajectories n rises and c·R_n² falls (docs/using.md).
 """
 
 import argparse

@@ -76,7 +76,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     # a page, an anchor of another page, a picture, and a file of the repository
     for found in (
         'href="results.html"',
-        'href="rl_zoo.html#the-start-up-hook"',
+        'href="rl_zoo.html#what-does-the-start-up-hook-do"',
         "_images/kl_ratio_over_training.png",
         "_images/agents.gif",
     ):
@@ -93,8 +93,8 @@ def test_the_table_of_defaults_is_that_of_the_signatures():
     """What "Coming from TRPO or PPO" says of each argument, and that it leaves out none whose default differs."""
     classes = (UATRPO, MatchedTRPO, TRPO, PPO)
     defaults = [{k: v.default for k, v in inspect.signature(cls).parameters.items()} for cls in classes]
-    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
-    section = page.split("## Arguments and defaults that differ")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+    section = page.split("### Which arguments and defaults differ?")[1].split("\n### ")[0]
 
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|", section, re.MULTILINE)
     assert len(rows) > 15

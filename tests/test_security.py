@@ -1,4 +1,4 @@
-"""What docs/security.md says of a saved model that comes from somebody else."""
+"""What docs/stable_baselines3.md says of a saved model that comes from somebody else."""
 
 import base64
 import io

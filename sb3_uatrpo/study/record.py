@@ -1,8 +1,8 @@
 """
 The specification of a run, and its record: one small JSON file, written as a whole or not at all.
 
-Long columns of numbers are packed, as docs/study.md describes: bytes that hold exponents come together and repeat, so
-they compress well.
+Long columns of numbers are packed, as docs/api/study.md describes: bytes that hold exponents come together and repeat,
+so they compress well.
 """
 
 import base64
