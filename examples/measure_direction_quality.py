@@ -97,8 +97,9 @@ class Collector:
         assert training is not None
         self.env = make_env(env_id, gamma=model.gamma, seed=seed)
         self.env.obs_rms, self.env.training = training.obs_rms, False
-        sizes = {"n_steps": model.n_steps, "batch_size": model.batch_size}
-        self.probe = UATRPO("MlpPolicy", self.env, **sizes, seed=seed, device="cpu")
+        self.probe = UATRPO(
+            "MlpPolicy", self.env, n_steps=model.n_steps, batch_size=model.batch_size, seed=seed, device="cpu"
+        )
         self.probe.policy = model.policy
         _, self.callback = self.probe._setup_learn(10**9)
 

@@ -15,6 +15,7 @@ update. Training ends early when nothing is left to learn.
 
 import argparse
 import itertools
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -41,12 +42,12 @@ class RightChoice(gym.Env):
         self.right = np.random.default_rng(length).integers(2, size=length)
         self.time = 0
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         super().reset(seed=seed)
         self.time = 0
         return 0, {}
 
-    def step(self, action):
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
         reward = float(action == self.right[self.time])
         self.time += 1
         is_over = self.time == len(self.right)
@@ -66,7 +67,7 @@ class Ratios(BaseCallback):
         self.found: list[float] = []
 
     def _on_step(self) -> bool:
-        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
         return len(returns) < 100 or min(returns) < self.length
 
     def _on_rollout_start(self) -> None:
@@ -84,7 +85,7 @@ def train(length: int, n_envs: int, n_steps: int, n_updates: int, seed: int) -> 
     model = UATRPO("MlpPolicy", env, n_steps=n_steps, gamma=0.9, seed=seed, device="cpu")
     ratios = Ratios(length)
     model.learn(n_updates * n_envs * n_steps, callback=ratios)
-    return float(np.mean([episode["r"] for episode in model.ep_info_buffer])), ratios.found
+    return float(np.mean([episode["r"] for episode in model.ep_info_buffer or ()])), ratios.found
 
 
 def main(args: list[str] | None = None) -> pd.DataFrame:
