@@ -30,7 +30,6 @@ from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_t
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import UnsupportedDistributionError
-from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.rollouts import DeferredRollouts
 
@@ -155,7 +154,6 @@ class TrustRegionAlgorithm(DeferredRollouts):
         self._check_arguments()
         self._warn_of_truncated_minibatches()
         super()._setup_model()
-        self._fast_path = FastPath()
         self._logged: set[str] = set()
         # load() has restored it by now, unless an earlier release saved the model
         if "subsample_generator" not in vars(self):
@@ -192,8 +190,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
                 "policy: get_distribution must need nothing but observations, since recurrent policies are not "
                 f"supported, but that of {type(self.policy).__name__} needs {', '.join(needed)}"
             )
-        actor = Actor(self.policy, self._fast_path)
-        with _unchanged_buffers(self.policy), actor.evaluation_mode():
+        actor = Actor(self.policy)
+        with _unchanged_buffers(self.policy), actor.differentiable_policy():
             try:
                 actor.find_params(observations, 2)
             except (UnsupportedDistributionError, Warning):
@@ -203,9 +201,6 @@ class TrustRegionAlgorithm(DeferredRollouts):
                 return 0
             actor.check_products(observations)
         return actor.n_params
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fast_path"]
 
     @classmethod
     def load(
@@ -321,19 +316,17 @@ class TrustRegionAlgorithm(DeferredRollouts):
             raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         self._update_learning_rate(self.policy.optimizer)
-        actor = Actor(self.policy, self._fast_path)
-        with actor.evaluation_mode():
+        actor = Actor(self.policy)
+        with actor.differentiable_policy():
             self._check_observations(actor, batch)
             actor.find_params(batch.observations, len(batch))
             found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
-        losses = fit_values(
-            self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params, self._fast_path
-        )
+        losses = fit_values(self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params)
         drift: dict[str, float] = {}
         if stepped is not None:
-            with actor.evaluation_mode():
+            with actor.differentiable_policy():
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
