@@ -117,6 +117,7 @@ class Actor:
             ours = th.cat([mlp.linearize(rows_of(observations, part), ())[0] for part in self._parts(n_steps)])
             differences = [] if same_but_for_rounding(ours, th.cat(heads)) else ["the action distribution"]
             self._mlp = None if warn_if_different(self.policy, differences) else mlp
+
     def check_products(self, observations: th.Tensor | TensorDict) -> None:
         """
         Warn if JX misses parameters that J'U has, because the backward pass of some operation records no gradients. F̂

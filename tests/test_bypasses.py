@@ -25,7 +25,16 @@ from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import StandardMLP
 from tests import helpers
-from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, count_fast_steps, logged, make_model, spread_out
+from tests.helpers import (
+    ACTION_SPACES,
+    NoiseEnv,
+    actor_vector,
+    collect,
+    count_fast_steps,
+    logged,
+    make_model,
+    spread_out,
+)
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
 from tests.test_update import check_updates

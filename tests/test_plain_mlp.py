@@ -149,7 +149,7 @@ def test_what_acted_is_evaluated_with_its_own_numbers():
 
 
 def near_zero(scale: float = 1.0) -> tuple[ActorCriticPolicy, np.ndarray]:
-    """One environment where mean and value are sums of terms that cancel, and the log-probability of the mean is zero."""
+    """One environment where mean and value are sums of terms that cancel; the mean's log-probability is zero."""
     policy = policy_of(spaces.Box(-1.0, 1.0, (1,)), policy_kwargs={"net_arch": [64, 64]})
     observation = np.array([[0.3, -0.7, 0.5]], np.float32)
     latents = policy.mlp_extractor(th.as_tensor(observation))

@@ -688,9 +688,12 @@ def test_the_memory_of_deferred_evaluation_is_bounded_in_bytes(kind, monkeypatch
     # such a mode is code of a user; without it, steps are kept until they are evaluated together
     kept = []
     evaluate = ActingMLP.evaluate
-    monkeypatch.setattr(
-        ActingMLP, "evaluate", lambda self, steps: kept.append(sum(s.features.nbytes for s in steps)) or evaluate(self, steps)
-    )
+
+    def measured(self, steps):
+        kept.append(sum(step.features.nbytes for step in steps))
+        return evaluate(self, steps)
+
+    monkeypatch.setattr(ActingMLP, "evaluate", measured)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, 64)
     assert bool(kept) == (kind == "vectors")
     assert max(kept, default=0) <= 16 * 2**20
