@@ -47,7 +47,7 @@ class Step:
         :return: values, shape ``(n_envs, 1)``, and log-probabilities, shape ``(n_envs,)``; the same ones at each call
         """
         if self._found is None:
-            self._found = self._acting.evaluate([self])
+            self._found = self._acting.evaluate(self.features, self.outputs, self.actions)
         return self._found
 
     def obs_tensor(self) -> Any:
@@ -130,14 +130,13 @@ class ActingMLP:
         actions += outputs
         return actions
 
-    def evaluate(self, steps: list[Step]) -> tuple[th.Tensor, th.Tensor]:
+    def evaluate(self, features: Array, outputs: Array, actions: Array) -> tuple[th.Tensor, th.Tensor]:
         """
-        :param steps: steps of all environments, n rows in all
-        :return: their values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
+        :param features: features of n steps, shape ``(n, i)``
+        :param outputs: the actor's outputs, shape ``(n, a)``
+        :param actions: the actions that were drawn
+        :return: values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
         """
-        features, outputs, actions = (
-            np.concatenate([getattr(step, name) for step in steps]) for name in ("features", "outputs", "actions")
-        )
         with np.errstate(all="ignore"):
             if self._std is None:
                 shifted = outputs - outputs.max(axis=1, keepdims=True)
@@ -157,7 +156,7 @@ class ActingMLP:
         of_log_probs = max(1.0, terms if self._std is None else terms / float(self._std.min()))
         actions, values, log_probs = found
         outputs = {
-            "the actions": (step.actions, actions.numpy().reshape(step.actions.shape), terms),
+            "the actions": (np.asarray(step.actions).reshape(actions.shape), actions, terms),
             "the values": (step.values(), values, of_critic),
             "the log-probabilities": (step.log_probs(), log_probs, of_log_probs),
         }

@@ -186,19 +186,17 @@ class Actor:
         :param steps: n steps whose graph fits into memory
         :return: their head as a linear function of θ around θ_k
         """
-        if self._mlp is None:
-            head, layers, log_std = self._head_vector(steps.observations), (), None
-        else:
-            head, layers, log_std = self._mlp.linearize(steps.observations, self.params)
+        chain = None if self._mlp is None else self._mlp.linearize(steps.observations, self.params)
+        head = self._head_vector(steps.observations) if chain is None else chain[0]
         fixed = head.detach()
         scores = steps.advantages[:, None] * self.head.score(fixed, steps.actions)
 
         def fisher_product(P: th.Tensor) -> th.Tensor:
             return self.head.fisher_product(fixed, P)
 
-        if layers:
-            return LayeredLinearization(head, self.params, fisher_product, scores, layers, log_std)
-        return Linearization(head, self.params, fisher_product, scores)
+        if chain is None:
+            return Linearization(head, self.params, fisher_product, scores)
+        return LayeredLinearization(head, self.params, fisher_product, scores, *chain[1:])
 
     def estimates(self, batch: Batch) -> SampleEstimates:
         """

@@ -170,15 +170,14 @@ class Watch:
         tables = [table for module in modules for table in (module._modules, module._parameters) if table]
         self._objects = [*modules, policy.action_dist, policy.action_dist.distribution]
         self._types = list(map(type, self._objects))
-        kinds = _classes(self._objects)
-        self._dicts = [*map(vars, self._objects), *map(vars, kinds), *tables]
+        self._dicts = [*map(vars, self._objects), *map(vars, set(self._types)), *tables]
         self._lengths = list(map(len, self._dicts))
         self._hooks = _forward_hooks(modules)
         parts = [(vars(policy), name) for name in ("action_dist", "_squash_output", "share_features_extractor")]
         parts += [(table, name) for table in tables for name in table]
         self._tables, self._names = zip(*parts, strict=True)
         self._parts = list(map(dict.get, self._tables, self._names))
-        self._owners, self._methods = zip(*set(code.places(kinds)), strict=True)
+        self._owners, self._methods = zip(*set(code.places(_classes(self._objects))), strict=True)
         self._functions = list(map(getattr, self._owners, self._methods))
         params = list(policy.parameters())
         self._where = [param.data_ptr for param in params]

@@ -133,7 +133,7 @@ class StandardMLP:
         return th.cat([network, th.from_numpy(self.log_std).expand_as(network)], dim=1)
 
     def linearize(
-        self, observations: th.Tensor, params: tuple[th.Tensor, ...]
+        self, observations: Any, params: tuple[th.Tensor, ...]
     ) -> tuple[th.Tensor, tuple[Layer, ...], int | None]:
         """
         :param observations: observations of n steps
@@ -155,8 +155,8 @@ class StandardMLP:
 
 def _features_extractors(policy: ActorCriticPolicy) -> list[nn.Module]:
     """All that the methods of a policy use."""
-    extractors = [policy.pi_features_extractor, policy.vf_features_extractor]
-    return [*extractors, policy.features_extractor] if policy.share_features_extractor else extractors
+    shared = [policy.features_extractor] if policy.share_features_extractor else []
+    return [policy.pi_features_extractor, policy.vf_features_extractor, *shared]
 
 
 def _linear_layers(hidden: Any, last: Any) -> list[tuple[nn.Linear, Activation]] | None:

@@ -23,9 +23,7 @@ from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 #: Steps that take this many bytes are evaluated together.
 PENDING_BYTES = 8 * 2**20
 #: What Stable-Baselines3's rollout buffer holds of each step: the arguments of its ``add``, and what follows from them.
-_ARRAYS = dict.fromkeys(
-    ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
-)
+_ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
 
 class FastSteps:
@@ -41,10 +39,9 @@ class FastSteps:
         self.step: Step | None = None
         self._has_begun = self._writes_directly = False
         self._acting: ActingMLP | None = None
-        self._not_evaluated = th.zeros(rollout_buffer.n_envs, device="cpu")
-        # Steps whose values nobody has read, with their positions in the buffer. Pairs, since an interrupt could come
-        # between additions to two lists.
-        self._pending: list[tuple[int, Step]] = []
+        # Of steps whose values nobody has read: position in the buffer, features, outputs and actions. Tuples, since an
+        # interrupt could come between additions to two lists, and not steps, which Python would search for cycles.
+        self._pending: list[tuple[int, Array, Array, Array]] = []
 
     def act(self, policy: ActorCriticPolicy, observations: Any) -> Array | None:
         """
@@ -122,25 +119,25 @@ class FastSteps:
             # bounds the memory of the copies
             if len(self._pending) >= self._most_pending:
                 self.fill()
-            self._pending.append((position, step))
+            self._pending.append((position, step.features, step.outputs, step.actions))
         buffer.pos = position + 1
         buffer.full = buffer.full or buffer.pos == buffer.buffer_size
 
     def _is_written_as_here(self, *given: Any) -> bool:
         """Whether the buffer's ``add`` stored these numbers, and nothing else, as the lines above would."""
         arrays = {name: array for name, array in vars(self._buffer).items() if isinstance(array, np.ndarray)}
-        return arrays.keys() == _ARRAYS.keys() and all(
+        return arrays.keys() == set(_ARRAYS) and all(
             np.array_equal(array[0], np.asarray(numbers).astype(array.dtype).reshape(array[0].shape), equal_nan=True)
-            for array, numbers in zip(map(arrays.get, _ARRAYS), given, strict=False)
+            for array, numbers in zip([arrays[name] for name in _ARRAYS], given, strict=False)
         )
 
     def fill(self) -> None:
         """Compute the values and log-probabilities that nobody has read, and write them into the buffer."""
         if self._pending and self._acting is not None:
-            places, steps = map(list, zip(*self._pending, strict=True))
-            values, log_probs = self._acting.evaluate(steps)
-            shape = len(steps), self._buffer.n_envs
-            self._buffer.values[places], self._buffer.log_probs[places] = values.view(shape), log_probs.view(shape)
+            places, *arrays = zip(*self._pending, strict=True)
+            values, log_probs = self._acting.evaluate(*map(np.concatenate, arrays))
+            rows, shape = list(places), (len(places), self._buffer.n_envs)
+            self._buffer.values[rows], self._buffer.log_probs[rows] = values.view(shape), log_probs.view(shape)
         self._pending = []
 
     def as_callbacks_see(self, local: dict[str, Any]) -> RolloutLocals:
@@ -149,7 +146,8 @@ class FastSteps:
         :return: those that Stable-Baselines3's loop has; some are computed only when they are read
         """
         seen = RolloutLocals(local)
-        dict.pop(seen, "fast", None)
+        for name in ("fast", "drawn"):
+            dict.pop(seen, name, None)
         if self.step is not None:
             seen.defer("obs_tensor", self.step.obs_tensor)
             seen.defer("values", self.step.values)
@@ -202,8 +200,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
                 actions = fast.act(self.policy, self._last_obs)
                 if actions is None:
                     obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                    actions, values, log_probs = fast.let_act(self.policy, obs_tensor)
-                    actions = actions.cpu().numpy()
+                    drawn, values, log_probs = fast.let_act(self.policy, obs_tensor)
+                    actions = drawn.cpu().numpy()
                 actions = actions.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
                 clipped_actions = self._actions_for_env(actions)
                 new_obs, rewards, dones, infos = env.step(clipped_actions)
