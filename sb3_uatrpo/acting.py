@@ -35,7 +35,7 @@ class Step:
         self.features = observations.reshape(len(observations), -1).astype(np.float32)
         with np.errstate(all="ignore"):
             self.outputs = acting.mlp.actor(self.features)
-            self.actions = acting.draw(self.outputs, stream)
+            self.actions: Any = acting.draw(self.outputs, stream)
 
     @property
     def was_read(self) -> bool:
@@ -138,7 +138,7 @@ class ActingMLP:
         :return: values, shape ``(n, 1)``, and log-probabilities, shape ``(n,)``
         """
         with np.errstate(all="ignore"):
-            if self._std is None:
+            if self._std is None or self._log_std is None:
                 shifted = outputs - outputs.max(axis=1, keepdims=True)
                 chosen = np.take_along_axis(shifted, actions[:, None], axis=1)[:, 0]
                 log_probs = chosen - np.log(np.exp(shifted).sum(axis=1))
@@ -156,7 +156,7 @@ class ActingMLP:
         of_log_probs = max(1.0, terms if self._std is None else terms / float(self._std.min()))
         actions, values, log_probs = found
         outputs = {
-            "the actions": (np.asarray(step.actions).reshape(actions.shape), actions, terms),
+            "the actions": (step.actions.reshape(actions.shape), actions, terms),
             "the values": (step.values(), values, of_critic),
             "the log-probabilities": (step.log_probs(), log_probs, of_log_probs),
         }

@@ -155,7 +155,7 @@ def test_how_many_steps_are_evaluated_at_once_does_not_matter(n_steps, n_envs, m
     monkeypatch.setattr(
         ActingMLP, "evaluate", lambda self, *arrays: sizes.append(len(arrays[0])) or evaluate(self, *arrays)
     )
-    # of the features, the actor's outputs, the actions, and the critic's outputs
+    # bytes of the features, of the actor's outputs, of the actions, and of the outputs of the critic's layers
     monkeypatch.setattr(module, "PENDING_BYTES", n_steps * n_envs * 4 * (3 + 2 + 2 + 4 + 1))
     cut, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
     assert max(sizes) == n_steps * n_envs
