@@ -143,7 +143,9 @@ class ActingMLP:
                 chosen = np.take_along_axis(shifted, actions[:, None], axis=1)[:, 0]
                 log_probs = chosen - np.log(np.exp(shifted).sum(axis=1))
             else:
-                terms = 0.5 * np.square((actions - outputs) / self._std) + self._log_std + 0.5 * math.log(2.0 * math.pi)
+                # as in torch, where the variance may overflow
+                squares = np.square(actions - outputs) / (2.0 * np.square(self._std))
+                terms = squares + self._log_std + 0.5 * math.log(2.0 * math.pi)
                 log_probs = -terms.sum(axis=1)
             return th.from_numpy(self._critic(features)), th.from_numpy(log_probs)
 
