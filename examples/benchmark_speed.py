@@ -51,8 +51,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from train_mujoco import make_env
 
 import sb3_uatrpo
-from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, storage, trust_region_algorithm, uatrpo
-from sb3_uatrpo.acting import ActingMLP
+from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
 from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.study.worker import RunRecorder
 
@@ -169,11 +168,11 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
     """Within this context, the clock times the stages of one of our algorithms."""
     places: list[tuple[Any, str, str]] = [
         (model.env, "step", "env"),
-        (storage.StepWriter, "add", "buffer"),
+        (rollouts.FastSteps, "store", "buffer"),
         (rollouts, "compute_returns_and_advantage", "buffer"),
-        (ActingMLP, "sample", "policy"),
-        (ActingMLP, "is_current", "policy"),
-        (rollouts.DeferredEvaluation, "fill", "policy"),
+        (rollouts.FastSteps, "act", "policy"),
+        (rollouts.FastSteps, "let_act", "policy"),
+        (rollouts.FastSteps, "fill", "policy"),
         (SampleEstimates, "products", "products"),
         (SampleEstimates, "gradient", "products"),
         (SampleEstimates, "fisher_product", "products"),

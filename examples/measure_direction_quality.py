@@ -51,7 +51,6 @@ from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.actor_update import PolicyEstimates
 from sb3_uatrpo.batch import count_trajectories, rollout_batch
 from sb3_uatrpo.core.estimates import SampleEstimates
-from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 CLASSES: dict[str, type[UATRPO] | type[MatchedTRPO]] = {"UATRPO": UATRPO, "MatchedTRPO": MatchedTRPO}
@@ -83,8 +82,8 @@ BATCH_SIZES = (50, 25, 5, 1)
 def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
     """ĝ, F̂ and Σ̂ of the rollout that the model's buffer holds."""
     batch = rollout_batch(model.rollout_buffer, model.normalize_advantage)
-    actor = Actor(model.policy, FastPath())
-    with actor.evaluation_mode():
+    actor = Actor(model.policy)
+    with actor.differentiable_policy():
         actor.find_params(batch.observations, len(batch))
         return model._estimate(actor, batch, count_trajectories(model.rollout_buffer))
 

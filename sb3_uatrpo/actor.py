@@ -17,28 +17,27 @@ from torch.overrides import TorchFunctionMode
 from sb3_uatrpo.batch import Batch, rows_of
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
+from sb3_uatrpo.guard import RunningCode, same_but_for_rounding, warn_if_different
 from sb3_uatrpo.heads import check_distribution, head_of, unchecked
 from sb3_uatrpo.hooks import GradientHooks
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, same_but_for_rounding
+from sb3_uatrpo.plain_mlp import StandardMLP
 
 
 class Actor:
     """
     The action distribution of a policy as a function of the parameters that it depends on, θ ∈ R^d.
 
-    Use it within ``evaluation_mode``, and call ``find_params`` before anything else.
+    Use it within ``differentiable_policy``, and call ``find_params`` before anything else.
 
     :param policy: any actor-critic policy of Stable-Baselines3
-    :param fast_path: decides whether the products of a plain MLP are computed layer by layer
     :raises UnsupportedDistributionError: if the policy's action distribution is not supported
     """
 
-    def __init__(self, policy: ActorCriticPolicy, fast_path: FastPath) -> None:
+    def __init__(self, policy: ActorCriticPolicy) -> None:
         self.policy = policy
         self.head = head_of(policy.action_dist)
         self._kind = type(policy.action_dist)
-        self._fast_path = fast_path
-        self._mlp = PlainMLP.recognise(policy)
+        self._mlp = StandardMLP.recognise(policy)
         self._gradient_hooks = GradientHooks(policy)
         #: θ_k in parts, in the policy's order
         self.params: tuple[th.Tensor, ...] = ()
@@ -64,7 +63,7 @@ class Actor:
         return th.tensor(sizes, dtype=th.float64, device="cpu")
 
     @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
+    def differentiable_policy(self) -> Iterator[None]:
         """
         Put the policy into the state that an update needs, and restore it afterwards.
 
@@ -79,7 +78,7 @@ class Actor:
         try:
             self.policy.set_training_mode(False)
             self.policy.action_dist = unchecked(distribution)
-            # a plain MLP has no attention, and the mode would intercept every torch call
+            # a standard MLP has no attention, and the mode would intercept every torch call
             attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
             # what torch.compile makes of a module can be differentiated only once
             with self._gradient_hooks.set_aside(), attention, _uncompiled(self.policy):
@@ -98,26 +97,26 @@ class Actor:
             ``action_dist``
         """
         self.bytes_per_step, size = self._size_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
-        if self._mlp is not None and not self._mlp.is_fast_with(size):
-            self._mlp = None
-        if self._mlp is not None:
+        mlp = self._mlp if self._mlp is not None and self._mlp.is_fast_with(size) else None
+        if mlp is not None:
             # and ∂h/∂z of each layer, where products are computed layer by layer
-            self.bytes_per_step += size * self._mlp.n_outputs * self._mlp.actor[0].weight.element_size()
+            self.bytes_per_step += 4 * size * mlp.n_outputs
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
         used = [False] * len(candidates)
-        heads = []
+        heads, code = [], RunningCode()
         for part in self._parts(n_steps):
-            head = self._head_vector(rows_of(observations, part))
+            with code.noted():
+                head = self._head_vector(rows_of(observations, part))
             heads.append(head.detach())
             if head.requires_grad:
                 gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
                 used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=True)]
         self.params = tuple(param for param, known in zip(candidates, used, strict=True) if known)
-        if self._mlp is not None and not (
-            set(self.params) <= set(self._mlp.actor_params)
-            and self._fast_path.is_proven(self._differences(self._mlp, observations, th.cat(heads)))
-        ):
-            self._mlp = None
+        self._mlp = None
+        if mlp is not None and code.is_libraries_own and set(self.params) <= set(mlp.actor_params):
+            ours = th.cat([mlp.linearize(rows_of(observations, part), ())[0] for part in self._parts(n_steps)])
+            differences = [] if same_but_for_rounding(ours, th.cat(heads)) else ["the action distribution"]
+            self._mlp = None if warn_if_different(self.policy, differences) else mlp
 
     def check_products(self, observations: th.Tensor | TensorDict) -> None:
         """
@@ -174,13 +173,6 @@ class Actor:
         check_distribution(distribution, self._kind)
         return self.head.vector(distribution)
 
-    def _differences(self, mlp: PlainMLP, observations: th.Tensor | TensorDict, heads: th.Tensor) -> list[str]:
-        """Names of the outputs in which the layers differ from the policy, whose heads these are."""
-        with th.no_grad():
-            parts = (rows_of(observations, part) for part in self._parts(len(heads)))
-            ours = th.cat([mlp.linearize(part, (), self.head)[0] for part in parts])
-        return [] if same_but_for_rounding(ours, heads) else ["the action distribution"]
-
     def heads(self, batch: Batch) -> th.Tensor:
         """
         :param batch: n steps
@@ -194,19 +186,17 @@ class Actor:
         :param steps: n steps whose graph fits into memory
         :return: their head as a linear function of θ around θ_k
         """
-        if self._mlp is not None:
-            head, params, layers = self._mlp.linearize(steps.observations, self.params, self.head)
-        else:
-            head, params, layers = self._head_vector(steps.observations), self.params, ()
+        chain = None if self._mlp is None else self._mlp.linearize(steps.observations, self.params)
+        head = self._head_vector(steps.observations) if chain is None else chain[0]
         fixed = head.detach()
         scores = steps.advantages[:, None] * self.head.score(fixed, steps.actions)
 
         def fisher_product(P: th.Tensor) -> th.Tensor:
             return self.head.fisher_product(fixed, P)
 
-        if layers:
-            return LayeredLinearization(head, params, fisher_product, scores, layers)
-        return Linearization(head, params, fisher_product, scores)
+        if chain is None:
+            return Linearization(head, self.params, fisher_product, scores)
+        return LayeredLinearization(head, self.params, fisher_product, scores, *chain[1:])
 
     def estimates(self, batch: Batch) -> SampleEstimates:
         """
@@ -228,7 +218,7 @@ class Actor:
 
         def of_part(part: slice) -> th.Tensor:
             steps = batch[part]
-            # the policy's own graph, to which the hooks are attached, and not that of a plain MLP
+            # the policy's own graph, to which the hooks are attached
             head = self._head_vector(steps.observations)
             scores = steps.advantages[:, None] * self.head.score(head.detach(), steps.actions)
             gradients = th.autograd.grad(head, self.params, scores / len(batch), allow_unused=True)

@@ -5,11 +5,14 @@ Numbers are returned as Python's own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import numpy as np
+
+#: Takes an argument's name and value, and returns the value as Python's own, or raises a ``ValueError``.
+Rule = Callable[[str, Any], Any]
 
 
 def _refuse(name: str, value: Any, accepted: str) -> NoReturn:
@@ -67,15 +70,27 @@ def check_real(
     _refuse(name, value, f"{accepted}, or None" if or_none else accepted)
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+def check_rate(name: str, value: Any) -> float:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :return: the value as Python's own number
+    :raises ValueError: if ``value`` is not a finite number of at least zero
+    """
+    return check_real(name, value, 0.0, low_included=True)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """
     :param name: the argument's name
     :param value: what was given
     :param choices: the values accepted
+    :return: the value
     :raises ValueError: if ``value`` is none of them
     """
     if not (isinstance(value, str) and value in choices):
         _refuse(name, value, "one of " + ", ".join(map(repr, choices)))
+    return value
 
 
 def check_bool(name: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import TensorDict
 
-from sb3_uatrpo.storage import is_sb3s_own
+from sb3_uatrpo.guard import is_librarys
 
 
 class NonFiniteRolloutError(FloatingPointError, ValueError):
@@ -72,10 +72,10 @@ def rows_of(observations: th.Tensor | TensorDict, rows: slice | th.Tensor) -> An
     :param rows: the rows to take
     :return: these rows, in the same form
     """
-    return each(lambda part: part[rows], observations)
+    return map_observations(lambda part: part[rows], observations)
 
 
-def each(function: Callable[..., Any], *observations: Any) -> Any:
+def map_observations(function: Callable[..., Any], *observations: Any) -> Any:
     """
     :param function: takes as many arrays as there are observations
     :param observations: arrays, or dicts of arrays with the same keys
@@ -109,7 +109,7 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
         exact = advantages.double()
         advantages = ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantages.dtype)
     return Batch(
-        each(lambda *parts: th.cat(parts), *(samples.observations for samples in pieces)),
+        map_observations(lambda *parts: th.cat(parts), *(samples.observations for samples in pieces)),
         th.cat([samples.actions for samples in pieces]),
         advantages,
     )
@@ -118,16 +118,16 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
 def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
     """All steps of the buffer: in the order of its own ``get`` if it has one, otherwise environment by environment."""
     # a replacement on the object may be bound to it, and would not see the copy made below
-    if not is_sb3s_own(rollout_buffer, "get") or "_get_samples" in vars(rollout_buffer):
+    if not is_librarys(rollout_buffer, "get") or "_get_samples" in vars(rollout_buffer):
         return rollout_buffer.get(None)
     # get() would flatten the buffer in place and draw a random order; flattening a copy avoids both
     twin = copy.copy(rollout_buffer)
     if not rollout_buffer.generator_ready:
         for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
-            setattr(twin, name, each(twin.swap_and_flatten, getattr(rollout_buffer, name)))
+            setattr(twin, name, map_observations(twin.swap_and_flatten, getattr(rollout_buffer, name)))
         twin.generator_ready = True
     # a slice saves a copy, but a buffer with its own _get_samples may expect an array
-    rows = slice(None) if is_sb3s_own(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)
+    rows = slice(None) if is_librarys(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)
     return [twin._get_samples(rows)]  # type: ignore[arg-type]
 
 

@@ -1,26 +1,22 @@
-"""Rollout buffer → critic: epochs of minibatch regression on the returns, which do not change the actor."""
+"""Rollout buffer → critic: epochs of minibatch regression on the returns. They leave the actor as it is."""
 
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 from torch.optim import optimizer as th_optimizer
 
-from sb3_uatrpo.batch import each, rows_of
+from sb3_uatrpo.batch import rows_of
+from sb3_uatrpo.guard import RunningCode, is_librarys, same_but_for_rounding, warn_if_different
 from sb3_uatrpo.hooks import GradientHooks
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP, as_arrays, same_but_for_rounding, size_of_terms
-from sb3_uatrpo.storage import is_sb3s_own
-
-#: The features of this many bytes, or of one minibatch if they are more, are computed at once.
-FEATURE_BYTES = 16 * 2**20
+from sb3_uatrpo.plain_mlp import StandardMLP
 
 
 def fit_values(
@@ -29,7 +25,6 @@ def fit_values(
     batch_size: int,
     n_epochs: int,
     actor_params: tuple[th.Tensor, ...],
-    fast_path: FastPath,
 ) -> list[float]:
     """
     Minimise the mean of (V(s_i) - R_i)² over minibatches of the rollout, with the policy's optimizer.
@@ -41,7 +36,6 @@ def fit_values(
     :param batch_size: steps in a minibatch
     :param n_epochs: passes over the rollout
     :param actor_params: parameters that the actor depends on; those that it shares with the critic are not changed
-    :param fast_path: decides whether the gradients of a plain MLP are computed without a graph
     :return: the loss of each minibatch that was not skipped
     """
     policy.set_training_mode(True)
@@ -54,14 +48,18 @@ def fit_values(
         param.grad = None
     if not params or n_epochs == 0:
         return losses
-    general = _GraphGradients(policy, params)
-    gradients: _GraphGradients | _ArrayGradients = general
-    on_arrays = _ArrayGradients.of(policy, rollout_buffer, params)
-    if on_arrays is not None and fast_path.is_proven(on_arrays.differences(general, rollout_buffer, batch_size)):
-        gradients = on_arrays
-    with _fused_adam(policy.optimizer):
+    general = GraphGradients(policy, params)
+    candidate = ArrayGradients.of(policy, rollout_buffer, params)
+    gradients: GraphGradients | ArrayGradients = general
+    with nullcontext() if candidate is None else _fused_adam(policy.optimizer):
         for _ in range(n_epochs):
-            for loss in gradients.epoch(rollout_buffer, batch_size):
+            for observations, returns in _minibatches(rollout_buffer, batch_size, candidate is not None):
+                code = RunningCode()
+                with nullcontext() if candidate is None else code.noted():
+                    loss = gradients.at(observations, returns)
+                if candidate is not None and code.is_libraries_own and not candidate.differences(general, observations):
+                    gradients = candidate
+                candidate = None
                 if math.isfinite(loss):
                     policy.optimizer.step()
                     losses.append(loss)
@@ -73,31 +71,51 @@ def fit_values(
     return losses
 
 
-class _GraphGradients:
+def _minibatches(rollout_buffer: RolloutBuffer, batch_size: int, at_once: bool) -> Iterator[tuple[Any, th.Tensor]]:
+    """Observations and returns, in the order in which the buffer draws them."""
+    if not at_once:
+        for samples in rollout_buffer.get(batch_size):
+            yield samples.observations, samples.returns
+        return
+    # one call for all steps draws the same order, and gathers only once
+    samples = next(iter(rollout_buffer.get(None)))
+    for start in range(0, len(samples.returns), batch_size):
+        rows = slice(start, start + batch_size)
+        yield rows_of(samples.observations, rows), samples.returns[rows]
+
+
+class GraphGradients:
     """
-    Gradients by autograd, for any policy. ``epoch`` yields the loss of each minibatch, with its gradient in the
-    parameters, or NaN if one of them is not finite.
+    The general way: gradients by autograd, for any policy.
+
+    :param policy: the policy
+    :param params: the critic's parameters
     """
 
     def __init__(self, policy: ActorCriticPolicy, params: Sequence[th.Tensor]) -> None:
         self._policy = policy
         self.params = params
 
-    def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
-        for samples in rollout_buffer.get(batch_size):
-            loss, gradients = self.at(samples.observations, samples.returns)
-            # One check for all: the sum is not finite if any of its terms is not
-            total = th.stack([loss, *(gradient.sum() for gradient in gradients if gradient is not None)]).sum()
-            if math.isfinite(total.item()):
-                for param, gradient in zip(self.params, gradients, strict=True):
-                    param.grad = None if gradient is None else _laid_out_as(param, gradient)
-                    for hook in _accumulation_hooks(param) if gradient is not None else ():
-                        hook(param)
-                yield loss.item()
-            else:
-                yield math.nan
+    def at(self, observations: Any, returns: th.Tensor) -> float:
+        """
+        :param observations: of one minibatch
+        :param returns: shape ``(n,)``
+        :return: the loss, with its gradient in the parameters; NaN if one of them is not finite
+        """
+        loss, gradients = self.loss_and_gradients(observations, returns)
+        # One check for all: the sum is not finite if any of its terms is not
+        total = th.stack([loss, *(gradient.sum() for gradient in gradients if gradient is not None)]).sum()
+        if not math.isfinite(total.item()):
+            return math.nan
+        for param, gradient in zip(self.params, gradients, strict=True):
+            param.grad = None if gradient is None else _laid_out_as(param, gradient)
+            for hook in _accumulation_hooks(param) if gradient is not None else ():
+                hook(param)
+        return loss.item()
 
-    def at(self, observations: PyTorchObs, returns: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor | None, ...]]:
+    def loss_and_gradients(
+        self, observations: Any, returns: th.Tensor
+    ) -> tuple[th.Tensor, tuple[th.Tensor | None, ...]]:
         """The loss, and its gradient for each parameter that it depends on."""
         loss = F.mse_loss(self._policy.predict_values(observations).flatten(), returns)
         if not loss.requires_grad:
@@ -106,118 +124,96 @@ class _GraphGradients:
         return loss.detach(), th.autograd.grad(loss, self.params, allow_unused=True)
 
 
-class _ArrayGradients:
-    """The same for a plain MLP, computed in NumPy on the memory of the parameters."""
+class ArrayGradients:
+    """
+    The fast way: the same for a standard MLP, in NumPy.
 
-    def __init__(self, mlp: PlainMLP) -> None:
+    :param mlp: the policy's layers
+    """
+
+    def __init__(self, mlp: StandardMLP) -> None:
         self._mlp = mlp
-        self._params = mlp.critic_params
-        self._sizes = [param.numel() for param in self._params]
-        self._flat = np.zeros(sum(self._sizes), np.float32)
-        parts = np.split(self._flat, np.cumsum(self._sizes)[:-1])
-        self._gradients = [part.reshape(tuple(param.shape)) for part, param in zip(parts, self._params, strict=True)]
-        self._make_views()
+        params = mlp.critic_params
+        # in one piece of memory, so that one sum tells whether all are finite
+        self._flat = th.zeros(sum(param.numel() for param in params), dtype=th.float32, device="cpu")
+        parts = self._flat.split([param.numel() for param in params])
+        self._tensors = [part.view_as(param) for part, param in zip(parts, params, strict=True)]
+        self._gradients = [tensor.numpy() for tensor in self._tensors]
 
     @staticmethod
     def of(
         policy: ActorCriticPolicy, rollout_buffer: RolloutBuffer, params: Sequence[th.Tensor]
-    ) -> "_ArrayGradients | None":
-        """None unless everything between the buffer and the optimizer is Stable-Baselines3's own, on a plain MLP."""
-        mlp = PlainMLP.recognise(policy)
+    ) -> "ArrayGradients | None":
+        """None unless everything between the buffer and the optimizer is a library's own, on a standard MLP."""
+        optimizer = policy.optimizer
+        mlp = StandardMLP.recognise(policy)
         if (
             mlp is None
-            or not mlp.runs_on_arrays
             or set(params) != set(mlp.critic_params)
-            or len(params) != len(mlp.critic_params)
             or GradientHooks(policy)
             or any(True for param in params for _ in _accumulation_hooks(param))
-            or not is_sb3s_own(rollout_buffer, "get", "_get_samples", "to_torch")
+            # the optimizers of others may keep gradients, or put new memory into parameters
+            or not type(optimizer).__module__.startswith("torch.optim.")
+            or "step" in vars(optimizer)
+            or any(_step_hooks(optimizer))
+            or type(rollout_buffer) is not RolloutBuffer
+            or not is_librarys(rollout_buffer, "get", "_get_samples", "to_torch")
         ):
             return None
-        found = _ArrayGradients(mlp)
-        return found if all(layer.slope is not None for layer in found._critic.layers) else None
-
-    def _make_views(self) -> None:
-        self._addresses = [param.data_ptr() for param in self._params]
-        self._critic = as_arrays(self._mlp.critic)
-
-    def epoch(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
-        # one call for all steps draws the same order as one for minibatches, and gathers only once
-        samples = next(iter(rollout_buffer.get(None)))
-        for features, returns in self._minibatches(samples.observations, samples.returns.numpy(), batch_size):
-            loss = self.at(features, returns)
-            if math.isfinite(loss):
-                # a copy, since optimizers and their hooks may keep gradients, replace them or write into them
-                flat = th.from_numpy(self._flat.copy())
-                for param, gradient in zip(self._params, flat.split(self._sizes), strict=True):
-                    param.grad = gradient.view_as(param)
-            yield loss
-
-    def _minibatches(
-        self, observations: PyTorchObs, returns: np.ndarray, batch_size: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Features and returns. Those of several minibatches are computed at once, as far as memory allows."""
-        n_bytes = batch_size * self._mlp.critic[0].weight[0].nbytes
-        rows_at_once = batch_size * max(1, FEATURE_BYTES // n_bytes)
-        for first in range(0, len(returns), rows_at_once):
-            rows = slice(first, first + rows_at_once)
-            features, targets = self._mlp.features(rows_of(observations, rows)).numpy(), returns[rows]
-            for start in range(0, len(targets), batch_size):
-                yield features[start : start + batch_size], targets[start : start + batch_size]
+        return ArrayGradients(mlp)
 
     @np.errstate(all="ignore")
-    def at(self, features: np.ndarray, returns: np.ndarray) -> float:
-        """The loss, or NaN if it or its gradient is not finite; the gradient overwrites the previous one."""
-        # some optimizers replace the memory of a parameter, and the arrays are views of it
-        if [param.data_ptr() for param in self._params] != self._addresses:
-            self._make_views()
-        loss = self._critic.squared_error(features, returns, self._gradients)
-        # one check for all, as in _GraphGradients.epoch
-        return loss if math.isfinite(loss + float(self._flat.sum())) else math.nan
+    def at(self, observations: Any, returns: th.Tensor) -> float:
+        """As in ``GraphGradients``."""
+        loss = self._mlp.critic.squared_error(self._mlp.features(observations), returns.numpy(), self._gradients)
+        if not math.isfinite(loss + float(self._flat.sum())):
+            return math.nan
+        for param, gradient in zip(self._mlp.critic_params, self._tensors, strict=True):
+            param.grad = gradient
+        return loss
 
     @np.errstate(all="ignore")
-    def differences(self, general: _GraphGradients, rollout_buffer: RolloutBuffer, batch_size: int) -> list[str]:
+    def differences(self, general: GraphGradients, observations: Any) -> list[str]:
         """
-        Names of the quantities that differ from autograd's by more than rounding, at some observations of the rollout.
+        Names of the quantities that differ from autograd's by more than rounding.
 
         Every target is below its value by the same amount, so all errors have one sign. With real targets, errors may
         cancel in the gradient and leave only rounding to compare.
         """
-        observations = _first_observations(rollout_buffer, batch_size)
+        critic, policy = self._mlp.critic, self._mlp.policy
+        features = self._mlp.features(observations)
         with th.no_grad():
-            values = self._mlp.policy.predict_values(observations).flatten()
-            features = self._mlp.features(observations).numpy()
-            # values may be close to zero, as without rewards, but their rounding errors need not be
-            terms = size_of_terms(self._mlp.critic, th.from_numpy(features))
+            values = policy.predict_values(observations).flatten()
         targets = values - 1.0 - values.abs().amax()
-        self.at(features, targets.numpy())
-        gradients = general.at(observations, targets)[1]
-        expected: dict[th.Tensor, Any] = dict(zip(general.params, gradients, strict=True))
+        critic.squared_error(features, targets.numpy(), self._gradients)
+        expected: dict[th.Tensor, Any] = dict(
+            zip(general.params, general.loss_and_gradients(observations, targets)[1], strict=True)
+        )
         compared: dict[str, tuple[Any, ...]] = {
-            "the values": (th.from_numpy(self._critic(features)).flatten(), values, terms),
+            # values may be close to zero, as without rewards, but their rounding errors need not be
+            "the values": (critic(features)[:, 0], values, critic.size_of_terms(features)),
             "the critic's gradient": (
-                th.cat([th.from_numpy(gradient).flatten() for gradient in self._gradients]),
-                th.cat([expected[param].flatten() for param in self._params]),
+                self._flat,
+                th.cat([expected[param].flatten() for param in self._mlp.critic_params]),
             ),
         }
-        return [name for name, outputs in compared.items() if not same_but_for_rounding(*outputs)]
-
-
-def _first_observations(rollout_buffer: RolloutBuffer, n_rows: int) -> Any:
-    """The first observations of a buffer, flattened or not, in the form that the policy takes."""
-
-    def first(array: np.ndarray) -> th.Tensor:
-        # not -1, which is undefined for arrays without elements
-        n_total = rollout_buffer.buffer_size * rollout_buffer.n_envs
-        rows = array if rollout_buffer.generator_ready else array.reshape(n_total, *array.shape[2:])
-        return th.as_tensor(rows[:n_rows], device=rollout_buffer.device)
-
-    return each(first, rollout_buffer.observations)
+        found = [name for name, outputs in compared.items() if not same_but_for_rounding(*outputs)]
+        warn_if_different(policy, found)
+        return found
 
 
 def _accumulation_hooks(param: th.Tensor) -> Iterable[Callable[[th.Tensor], None]]:
     """The hooks that torch calls after ``backward()`` has added to ``param.grad``; ``autograd.grad`` calls none."""
     return (param._post_accumulate_grad_hooks or {}).values()
+
+
+def _step_hooks(optimizer: th.optim.Optimizer) -> list[dict]:
+    return [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        th_optimizer._global_optimizer_pre_hooks,
+        th_optimizer._global_optimizer_post_hooks,
+    ]
 
 
 def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
@@ -228,41 +224,28 @@ def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
 @contextmanager
 def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
-    Within this context, Adam and AdamW on the CPU use their fused implementation, unless the user has chosen another.
-
-    It updates all parameters in one call, computes the same numbers up to rounding, and has the same state in a
-    checkpoint. It runs through memory, so a parameter, its gradient and its state must have the same memory layout:
-    gradients get the layout of the parameter, and parameters and state have to be contiguous. An optimizer with step
-    hooks is left alone, because the hooks would see the changed setting.
+    Within this context, Adam and AdamW use their fused implementation, unless the user has chosen another. It updates
+    all parameters in one call, and computes the same numbers up to rounding. Afterwards, the setting is as before, so
+    checkpoints are those of Stable-Baselines3. It is for the fast way alone: it runs through memory, so a parameter,
+    its gradient and its state need the same layout.
     """
-    groups = optimizer.param_groups
-    is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        th_optimizer._global_optimizer_pre_hooks,
-        th_optimizer._global_optimizer_post_hooks,
-    )
-    chosen = (is_adam and not any(hooks)) and all(
-        group["fused"] is None
-        and group["foreach"] is None
+    chosen = [
+        group
+        for group in optimizer.param_groups
+        if type(optimizer) in (th.optim.Adam, th.optim.AdamW)
+        and group["fused"] is group["foreach"] is None
         and not (group["capturable"] or group["differentiable"])
-        and all(param.device.type == "cpu" and param.is_floating_point() for param in group["params"])
         and all(
             tensor.is_contiguous()
             for param in group["params"]
             for tensor in (param, *optimizer.state.get(param, {}).values())
             if isinstance(tensor, th.Tensor)
         )
-        for group in groups
-    )
-    if not chosen:
-        yield
-        return
+    ]
     try:
-        for group in groups:
+        for group in chosen:
             group["fused"] = True
         yield
     finally:
-        for group in groups:
+        for group in chosen:
             group["fused"] = None

@@ -5,21 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stable_baselines3.common.policies import ActorCriticPolicy
-from torch import nn
 from torch.nn.modules import module as torch_module
-
-
-def forward_hooks(module: nn.Module) -> tuple[dict, ...]:
-    """
-    :param module: any module
-    :return: the dicts of the hooks that are called in its forward pass: the module's own two, and the two global ones
-    """
-    return (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-    )
 
 
 class GradientHooks:

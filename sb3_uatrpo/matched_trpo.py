@@ -4,7 +4,8 @@ MatchedTRPO: how TRPO finds a direction and its length. Everything else is UATRP
 RL Zoo's name for the class is ``trpo_matched``, so that it stands beside ``trpo`` in tables and folders.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -12,7 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
-from sb3_uatrpo.arguments import check_integer, check_real
+from sb3_uatrpo.arguments import Rule, check_integer, check_rate, check_real
 from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
@@ -46,6 +47,15 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
     """
 
+    target_kl: float
+    cg_max_steps: int
+    cg_damping: float
+    _RULES: ClassVar[dict[str, Rule]] = TrustRegionAlgorithm._RULES | {
+        "target_kl": partial(check_real, low=0.0),
+        "cg_max_steps": partial(check_integer, low=1),
+        "cg_damping": check_rate,
+    }
+
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
@@ -78,43 +88,7 @@ class MatchedTRPO(TrustRegionAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        self.target_kl = target_kl
-        self.cg_max_steps = cg_max_steps
-        self.cg_damping = cg_damping
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            line_search_shrinking_factor=line_search_shrinking_factor,
-            line_search_max_iter=line_search_max_iter,
-            line_search_kl_factor=line_search_kl_factor,
-            n_critic_updates=n_critic_updates,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            normalize_advantage=normalize_advantage,
-            sub_sampling_factor=sub_sampling_factor,
-            adversarial_noise=adversarial_noise,
-            fast_rollouts=fast_rollouts,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
-
-    def _check_arguments(self) -> None:
-        super()._check_arguments()
-        self.target_kl = check_real("target_kl", self.target_kl, 0.0)
-        self.cg_max_steps = check_integer("cg_max_steps", self.cg_max_steps, 1)
-        self.cg_damping = check_real("cg_damping", self.cg_damping, 0.0, low_included=True)
+        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
 
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         def damped(vector: th.Tensor) -> th.Tensor:

@@ -1,6 +1,6 @@
 """What callbacks see of a rollout: its local variables, some of which are computed only when they are read."""
 
-from collections.abc import Callable, ItemsView, Iterator, ValuesView
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
@@ -37,55 +37,19 @@ class RolloutLocals(dict[str, Any]):
             super().__setitem__(name, value)
         return value
 
-    # The methods below read through __getitem__; dict's own methods do not. dict(found), {**found} and f(**found) read
-    # through it too, but only if __iter__ is overridden.
-
-    def __iter__(self) -> Iterator[str]:
-        return super().__iter__()
-
     def get(self, name: str, default: Any = None) -> Any:
         try:
             return self[name]
         except KeyError:
             return default
 
-    def values(self) -> ValuesView:  # type: ignore[override]
-        return dict(self).values()
-
-    def items(self) -> ItemsView:  # type: ignore[override]
-        return dict(self).items()
-
     def pop(self, name: str, *default: Any) -> Any:
-        if name in self:
-            self[name]
+        self.get(name)
         return super().pop(name, *default)
 
-    def popitem(self) -> tuple[str, Any]:
-        name = next(reversed(self))
-        return name, self.pop(name)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self[name] = default
-        return self[name]
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
-        return dict(self) | other
-
-    def __eq__(self, other: object) -> bool:
-        return dict(self) == other
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
+    def __iter__(self) -> Iterator[str]:
+        # dict(found), {**found} and f(**found) read through __getitem__ only if this is overridden
+        return super().__iter__()
 
     def update(self, *others: Any, **named: Any) -> None:
         # called for each callback at each step: looking up super() would take as long as the rest
@@ -96,11 +60,27 @@ class RolloutLocals(dict[str, Any]):
             dict.update(self, named)
 
 
+def _after_computing_all(method: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: RolloutLocals, *args: Any) -> Any:
+        for name in self:
+            self[name]
+        return method(self, *args)
+
+    return read
+
+
+# the other ways of reading a dict
+for _name in (
+    "__eq__", "__ne__", "__or__", "__reduce_ex__", "__repr__", "copy", "items", "popitem", "setdefault", "values"
+):  # fmt: skip
+    setattr(RolloutLocals, _name, _after_computing_all(getattr(dict, _name)))
+
+
 class CallbacksWithRolloutLocals(CallbackList):
     """
     Shares one ``RolloutLocals`` among all callbacks, nested ones included, so that a value that no callback reads is
-    not computed at each step. Otherwise it passes for the user's callback: it has its attributes, and the local
-    variable ``callback`` is that of the user.
+    not computed at each step. Otherwise it acts as the user's callback: it has its attributes, and the local variable
+    ``callback`` is that of the user.
 
     :param callback: a callback that has already been initialised
     """

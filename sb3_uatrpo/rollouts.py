@@ -1,5 +1,6 @@
 """Environment → rollout buffer: at each step the policy only acts; values and log-probabilities follow in batches."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -8,135 +9,150 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_uatrpo.acting import ActingMLP
-from sb3_uatrpo.batch import each, rows_of
-from sb3_uatrpo.plain_mlp import FastPath
+from sb3_uatrpo.acting import ActingMLP, Step
+from sb3_uatrpo.core.array_mlp import Array
+from sb3_uatrpo.guard import RunningCode, Watch, is_librarys, same_but_for_rounding
+from sb3_uatrpo.plain_mlp import StandardMLP
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
-from sb3_uatrpo.storage import StepWriter, compute_returns_and_advantage, is_sb3s_own
 
-#: ROWS_AT_ONCE steps are evaluated at once, or fewer if their features and activations would take more than
-#: EVALUATION_BYTES.
-ROWS_AT_ONCE = 512
-EVALUATION_BYTES = 16 * 2**20
-
-#: Local variables of the loop below that Stable-Baselines3's loop does not have. They are hidden from callbacks, which
-#: may copy everything that they see.
-_OWN_LOCALS = ("__class__", "acting", "drawn", "evaluation", "step", "writer")
+#: Steps that take this many bytes are evaluated together.
+PENDING_BYTES = 8 * 2**20
+#: What Stable-Baselines3's rollout buffer holds of each step: the arguments of its ``add``, and what follows from them.
+_ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
 
-class StepEvaluation:
+class FastSteps:
     """
-    Values and log-probabilities of one step of all environments, computed when one of them is first read.
+    The steps of one rollout that are taken the fast way: who acts, and what is stored.
 
-    :param acting: the copy of the policy that drew the actions
-    :param observations: the observations of the step
-    :param actions: the actions as drawn
+    :param rollout_buffer: an empty buffer
     """
 
-    __slots__ = ("_acting", "_found", "_stored", "actions", "observations")
-
-    def __init__(self, acting: ActingMLP, observations: Any, actions: np.ndarray) -> None:
-        self._acting, self._stored = acting, observations
-        # what the policy saw and drew, whatever an environment or a callback writes into the arrays later
-        self.observations, self.actions = each(np.copy, observations), actions.copy()
-        self._found: tuple[th.Tensor, th.Tensor] | None = None
-
-    @property
-    def was_read(self) -> bool:
-        """Whether a value or a log-probability of this step has been read."""
-        return self._found is not None
-
-    def find(self) -> tuple[th.Tensor, th.Tensor]:
-        """
-        :return: values, shape ``(n_envs, 1)``, and log-probabilities, shape ``(n_envs,)``; the same ones at each call
-        """
-        if self._found is None:
-            self._found = self._acting.evaluate(self.observations, self.actions)
-        return self._found
-
-    def obs_tensor(self) -> Any:
-        # shares memory with the observations that go into the buffer, as in Stable-Baselines3
-        return obs_as_tensor(self._stored, th.device("cpu"))
-
-    def values(self) -> th.Tensor:
-        return self.find()[0]
-
-    def log_probs(self) -> th.Tensor:
-        return self.find()[1]
-
-
-class DeferredEvaluation:
-    """
-    Values and log-probabilities of a rollout's steps, computed in batches.
-
-    Those that a callback has read go into the buffer with their step and are not computed again, since the callback may
-    have written into them.
-
-    :param acting: the copy of the policy that acts
-    :param rollout_buffer: the buffer that receives the steps
-    """
-
-    def __init__(self, acting: ActingMLP, rollout_buffer: RolloutBuffer) -> None:
-        self._acting = acting
+    def __init__(self, rollout_buffer: RolloutBuffer) -> None:
         self._buffer = rollout_buffer
-        #: steps that no callback has read, each with its position in the buffer. Pairs, since an interrupt could come
-        #: between additions to two lists.
-        self._unread: list[tuple[int, StepEvaluation]] = []
-        self._n_bytes = 0
+        #: the step that was taken last, if it was a fast one
+        self.step: Step | None = None
+        self._has_begun = self._writes_directly = False
+        self._acting: ActingMLP | None = None
+        # Of steps whose values nobody has read: position in the buffer, features, outputs and actions. Tuples, since an
+        # interrupt could come between additions to two lists, and not steps, which Python would search for cycles.
+        self._pending: list[tuple[int, Array, Array, Array]] = []
 
-    def take(self, step: StepEvaluation) -> tuple[th.Tensor | None, th.Tensor | None]:
+    def act(self, policy: ActorCriticPolicy, observations: Any) -> Array | None:
         """
-        :param step: the step that goes into the buffer next
-        :return: the values and log-probabilities, if a callback has read them or a user's own ``add`` will read them;
-            otherwise None for both, and ``fill`` writes them later
+        :param policy: the policy that would act
+        :param observations: the observations of one step in all environments
+        :return: its actions, drawn the fast way; None if it has to act itself
         """
-        if step.was_read or not is_sb3s_own(self._buffer, "add"):
-            return step.find()
-        # bounds the memory of the copies
-        self._n_bytes += _n_bytes(step.observations)
-        if self._n_bytes > EVALUATION_BYTES:
+        self.step = None
+        acting = self._acting
+        if acting is None:
+            return None
+        if not (acting.mlp.policy is policy and self._watch.sees_no_change()):
+            # the layers that acted so far evaluate their steps; from here on, the changed policy does both
             self.fill()
-            self._n_bytes = _n_bytes(step.observations)
-        self._unread.append((self._buffer.pos, step))
-        return None, None
+            self._acting = None
+            return None
+        step = Step(acting, observations)
+        if step.actions is None:
+            # A NaN must never reach a robot as an action: the policy itself acts, and its distribution raises the error
+            return None
+        self.step = step
+        # what the environment or a callback writes into them does not change what is evaluated
+        return step.actions.copy()
+
+    def let_act(self, policy: ActorCriticPolicy, observations: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        The general way. The first step of a rollout is taken so, and decides about those that follow.
+
+        :param policy: the policy
+        :param observations: as the policy takes them
+        :return: its actions, values and log-probabilities
+        """
+        if self._has_begun:
+            with th.no_grad():
+                return policy(observations)
+        self._has_begun = True
+        code, stream = RunningCode(), th.Generator(device="cpu")
+        stream.set_state(th.get_rng_state())
+        with th.no_grad(), code.noted():
+            found = policy(observations)
+        if is_librarys(self._buffer, "add") and type(self._buffer) is RolloutBuffer:
+            self._acting = ActingMLP.of(policy, code, observations.numpy(), stream, found)
+        if self._acting is not None:
+            self._watch, self._add = Watch(policy, code), type(self._buffer).add
+            self._most_pending = max(1, PENDING_BYTES // (self._acting.bytes_per_row * self._buffer.n_envs))
+        return found
+
+    def store(
+        self,
+        observations: Any,
+        actions: Array,
+        rewards: Array,
+        episode_starts: Array,
+        values: th.Tensor,
+        log_probs: th.Tensor,
+    ) -> None:
+        """The arguments are those of the buffer's ``add``; the last two are those of the general way."""
+        buffer, step = self._buffer, self.step
+        # a callback may have replaced ``add`` since the last step; a user's own one gets true values
+        if step is None or not self._writes_directly or "add" in vars(buffer) or type(buffer).add is not self._add:
+            found = (values, log_probs) if step is None else step.find()
+            buffer.add(observations, actions, rewards, episode_starts, *found)
+            if self._acting is not None and buffer.pos == 1:
+                self._writes_directly = self._is_written_as_here(observations, actions, rewards, episode_starts, *found)
+            return
+        position = buffer.pos
+        buffer.observations[position] = observations
+        buffer.actions[position] = actions.reshape(buffer.n_envs, buffer.action_dim)
+        buffer.rewards[position] = rewards
+        buffer.episode_starts[position] = episode_starts
+        if step.was_read:
+            # a callback may have written into them
+            buffer.values[position], buffer.log_probs[position] = step.values().flatten(), step.log_probs()
+        else:
+            # bounds the memory of the copies
+            if len(self._pending) >= self._most_pending:
+                self.fill()
+            self._pending.append((position, step.features, step.outputs, step.actions))
+        buffer.pos = position + 1
+        buffer.full = buffer.full or buffer.pos == buffer.buffer_size
+
+    def _is_written_as_here(self, *given: Any) -> bool:
+        """Whether the buffer's ``add`` stored these numbers, and nothing else, as the lines above would."""
+        arrays = {name: array for name, array in vars(self._buffer).items() if isinstance(array, np.ndarray)}
+        return arrays.keys() == set(_ARRAYS) and all(
+            np.array_equal(array[0], np.asarray(numbers).astype(array.dtype).reshape(array[0].shape), equal_nan=True)
+            for array, numbers in zip([arrays[name] for name in _ARRAYS], given, strict=False)
+        )
 
     def fill(self) -> None:
-        """Compute the values and log-probabilities that no callback has read, and write them into the buffer."""
-        n_envs = self._buffer.n_envs
-        n_rows = max(1, min(ROWS_AT_ONCE, EVALUATION_BYTES // self._acting.bytes_per_step))
-        n_steps = max(1, n_rows // n_envs)
-        for start in range(0, len(self._unread), n_steps):
-            places, some = map(list, zip(*self._unread[start : start + n_steps], strict=True))
-            observations = each(lambda *steps: np.concatenate(steps), *(step.observations for step in some))
-            actions = np.concatenate([step.actions for step in some])
-            # a single step may have more rows than that, one for each environment
-            parts = [slice(row, row + n_rows) for row in range(0, len(actions), n_rows)]
-            found = [self._acting.evaluate(rows_of(observations, part), actions[part]) for part in parts]
-            values, log_probs = (th.cat(numbers).numpy().reshape(-1, n_envs) for numbers in zip(*found, strict=True))
-            self._buffer.values[places], self._buffer.log_probs[places] = values, log_probs
-        self._unread, self._n_bytes = [], 0
+        """Compute the values and log-probabilities that nobody has read, and write them into the buffer."""
+        if self._pending and self._acting is not None:
+            places, *arrays = zip(*self._pending, strict=True)
+            values, log_probs = self._acting.evaluate(*map(np.concatenate, arrays))
+            rows, shape = list(places), (len(places), self._buffer.n_envs)
+            self._buffer.values[rows], self._buffer.log_probs[rows] = values.view(shape), log_probs.view(shape)
+        self._pending = []
 
-
-def _n_bytes(observations: Any) -> int:
-    return (
-        sum(array.nbytes for array in observations.values()) if isinstance(observations, dict) else observations.nbytes
-    )
-
-
-def _as_callbacks_see(local: dict[str, Any], step: StepEvaluation | None) -> RolloutLocals:
-    """A rollout's local variables as callbacks see them: some are computed only when they are read."""
-    seen = RolloutLocals(local)
-    for name in _OWN_LOCALS:
-        dict.pop(seen, name, None)
-    if step is not None:
-        seen.defer("obs_tensor", step.obs_tensor)
-        seen.defer("values", step.values)
-        seen.defer("log_probs", step.log_probs)
-    return seen
+    def as_callbacks_see(self, local: dict[str, Any]) -> RolloutLocals:
+        """
+        :param local: the local variables of a rollout
+        :return: those that Stable-Baselines3's loop has; some are computed only when they are read
+        """
+        seen = RolloutLocals(local)
+        for name in ("fast", "drawn"):
+            dict.pop(seen, name, None)
+        if self.step is not None:
+            seen.defer("obs_tensor", self.step.obs_tensor)
+            seen.defer("values", self.step.values)
+            seen.defer("log_probs", self.step.log_probs)
+        return seen
 
 
 class DeferredRollouts(OnPolicyAlgorithm):
@@ -147,13 +163,11 @@ class DeferredRollouts(OnPolicyAlgorithm):
     log-probabilities. Callbacks that read these get the tensors themselves, computed on demand; in the buffer, they are
     zero until they are computed.
 
-    This is done for standard MLP policies on the CPU and buffers with the usual ``add``. In all other cases, rollouts
-    are collected by Stable-Baselines3 itself. If the policy changes during a rollout, it acts and evaluates itself,
-    step by step, for the rest of the rollout.
+    ``guard.py`` says when this is done. With other policies or buffers, Stable-Baselines3 itself collects rollouts. If
+    anything changes during a rollout, the policy acts and evaluates itself, step by step, until the rollout ends.
     """
 
     fast_rollouts: bool
-    _fast_path: FastPath
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         return CallbacksWithRolloutLocals(super()._init_callback(callback, progress_bar))
@@ -170,40 +184,30 @@ class DeferredRollouts(OnPolicyAlgorithm):
 
         :return: False if the callback ended the rollout early
         """
-        acting = self._who_acts(rollout_buffer)
-        if acting is None:
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        if not (self.fast_rollouts and type(rollout_buffer) is RolloutBuffer and StandardMLP.recognise(self.policy)):
+            # super() would be one more local variable
+            return OnPolicyAlgorithm.collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps)
+        assert self._last_obs is not None, "No previous observation was provided"
+        self.policy.set_training_mode(False)
         rollout_buffer.reset()
         callback.on_rollout_start()
-        if not (acting.is_current() and acting.policy is self.policy):
-            # a callback has changed the policy, for example its noise. A copy that is not current does not act below.
-            acting = self._who_acts(rollout_buffer) or acting
 
-        evaluation = DeferredEvaluation(acting, rollout_buffer)
-        writer = StepWriter(rollout_buffer)
+        fast = FastSteps(rollout_buffer)
         # Callbacks read these variables by name: keep Stable-Baselines3's names
         n_steps = 0
         try:
             while n_steps < n_rollout_steps:
-                if acting is not None and not (acting.is_current() and acting.policy is self.policy):
-                    # the copy that acted so far evaluates its steps; from here on, the changed policy does both
-                    evaluation.fill()
-                    acting = None
-                if acting is None:
-                    step = None
+                actions = fast.act(self.policy, self._last_obs)
+                if actions is None:
                     obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                    with th.no_grad():
-                        drawn, values, log_probs = self.policy(obs_tensor)
-                    actions = drawn.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
-                else:
-                    drawn = acting.sample(self._last_obs)  # type: ignore[arg-type]
-                    step = StepEvaluation(acting, self._last_obs, drawn)
-                    actions = drawn.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+                    drawn, values, log_probs = fast.let_act(self.policy, obs_tensor)
+                    actions = drawn.cpu().numpy()
+                actions = actions.reshape(-1, *self.action_space.shape)  # type: ignore[misc]
                 clipped_actions = self._actions_for_env(actions)
                 new_obs, rewards, dones, infos = env.step(clipped_actions)
                 self.num_timesteps += env.num_envs
 
-                callback.update_locals(_as_callbacks_see(locals(), step))
+                callback.update_locals(fast.as_callbacks_see(locals()))
                 if not callback.on_step():
                     return False
 
@@ -215,34 +219,24 @@ class DeferredRollouts(OnPolicyAlgorithm):
                     self._bootstrap_time_limits(rewards, dones, infos)
                 # the variables of Stable-Baselines3's loop over environments, where it leaves them
                 idx, done = len(dones) - 1, dones[-1]
-                if step is not None:
-                    values, log_probs = evaluation.take(step)
-                writer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
+                fast.store(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
                 self._last_obs = new_obs  # type: ignore[assignment]
                 self._last_episode_starts = dones
         finally:
             # after an interrupt, too
-            evaluation.fill()
+            fast.fill()
 
         # what Stable-Baselines3's locals hold at the end of a rollout: the last step's log-probabilities
-        if step is not None:
-            log_probs = step.log_probs()
+        if fast.step is not None:
+            log_probs, fast.step = fast.step.log_probs(), None
         with th.no_grad():
             values = self.policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
         compute_returns_and_advantage(rollout_buffer, values, dones)
-        callback.update_locals(_as_callbacks_see(locals(), None))
+        callback.update_locals(fast.as_callbacks_see(locals()))
         callback.on_rollout_end()
         return True
 
-    def _who_acts(self, rollout_buffer: RolloutBuffer) -> ActingMLP | None:
-        """The copy that acts in place of the policy, or None if the policy has to act itself."""
-        if not self.fast_rollouts or not is_sb3s_own(rollout_buffer, "add"):
-            return None
-        assert self._last_obs is not None, "No previous observation was provided"
-        self.policy.set_training_mode(False)
-        return ActingMLP.of(self.policy, self._fast_path, self._last_obs)
-
-    def _actions_for_env(self, actions: np.ndarray) -> np.ndarray:
+    def _actions_for_env(self, actions: Array) -> Array:
         """The actions, clipped to the bounds of a Box action space, or rescaled to them if they were squashed."""
         if not isinstance(self.action_space, spaces.Box):
             return actions
@@ -251,7 +245,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
         # the same as np.clip, with less overhead
         return np.minimum(np.maximum(actions, self.action_space.low), self.action_space.high)
 
-    def _bootstrap_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+    def _bootstrap_time_limits(self, rewards: Array, dones: Array, infos: list[dict[str, Any]]) -> None:
         """Add γV of the state that was reached to the last reward of an episode that a time limit truncated."""
         for idx in np.flatnonzero(dones):
             reached = infos[idx].get("terminal_observation")
@@ -259,3 +253,45 @@ class DeferredRollouts(OnPolicyAlgorithm):
                 with th.no_grad():
                     value = self.policy.predict_values(self.policy.obs_to_tensor(reached)[0])[0]
                 rewards[idx] += (self.gamma * value).item()
+
+
+def compute_returns_and_advantage(rollout_buffer: RolloutBuffer, last_values: th.Tensor, dones: Array) -> None:
+    r"""
+    Compute the advantages and returns of a full buffer, as its method of that name does.
+
+    .. math:: \hat A_t = \delta_t + \gamma\lambda(1-d_{t+1})\hat A_{t+1}, \qquad
+        \delta_t = r_t + \gamma(1-d_{t+1})V(s_{t+1}) - V(s_t)
+
+    (Schulman et al., 2016, *High-dimensional continuous control using generalized advantage estimation*.) The recursion
+    uses Python floats, which are ten times as fast as one-element NumPy arrays. The buffer's own method is called for
+    the last steps, and for all steps if it finds anything else.
+
+    :param rollout_buffer: a full buffer
+    :param last_values: V of the observations after the last step, shape ``(n_envs, 1)``
+    :param dones: whether the last step ended an episode, shape ``(n_envs,)``
+    """
+    if is_librarys(rollout_buffer, "compute_returns_and_advantage"):
+        end = copy.copy(rollout_buffer)
+        end.buffer_size = min(8, rollout_buffer.buffer_size)
+        for name in ("rewards", "values", "episode_starts", "advantages"):
+            setattr(end, name, getattr(rollout_buffer, name)[-end.buffer_size :].copy())
+        end.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        _recursion(rollout_buffer, last_values, dones)
+        if same_but_for_rounding(rollout_buffer.advantages[-end.buffer_size :], end.advantages):
+            return
+    rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+
+
+def _recursion(buffer: RolloutBuffer, last_values: th.Tensor, dones: Array) -> None:
+    values = buffer.values
+    continues = 1.0 - np.concatenate([buffer.episode_starts[1:], dones[None].astype(np.float32)])
+    following = np.concatenate([values[1:], last_values.numpy().reshape(1, -1)])
+    deltas = buffer.rewards + buffer.gamma * following * continues - values
+    factors = buffer.gamma * buffer.gae_lambda * continues
+    for env in range(buffer.n_envs):
+        advantage, advantages = 0.0, []
+        for delta, factor in zip(deltas[::-1, env].tolist(), factors[::-1, env].tolist(), strict=True):
+            advantage = delta + factor * advantage
+            advantages.append(advantage)
+        buffer.advantages[::-1, env] = advantages
+    buffer.returns = buffer.advantages + values

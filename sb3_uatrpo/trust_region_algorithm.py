@@ -10,27 +10,27 @@ import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.save_util import open_path
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor, update_learning_rate
 from torch import nn
 
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
-from sb3_uatrpo.arguments import check_bool, check_integer, check_real
+from sb3_uatrpo.arguments import Rule, check_bool, check_integer, check_rate, check_real
 from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_trajectories, rollout_batch
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import UnsupportedDistributionError
-from sb3_uatrpo.plain_mlp import FastPath
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.rollouts import DeferredRollouts
 
@@ -41,7 +41,7 @@ SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegio
 
 
 def _two_observations(space: spaces.Space) -> np.ndarray:
-    """Two observations as the policy gets them. Not all numbers are zero, where some functions have a kink."""
+    """Two observations as the policy gets them. Not all are zero: some functions have no derivative there."""
     shape = (2, *get_obs_shape(space))
     if not isinstance(space, spaces.Box):
         return np.zeros(shape, space.dtype)
@@ -52,11 +52,11 @@ def _two_observations(space: spaces.Space) -> np.ndarray:
 
 @contextmanager
 def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Within this context, networks may count or average what they see; afterwards, they have not seen it."""
+    """Restore the buffers afterwards: networks count or average in them what they see within this context."""
     kept = [
-        (each._buffers, name, value, value.clone())
-        for each in module.modules()
-        for name, value in each._buffers.items()
+        (part._buffers, name, value, value.clone())
+        for part in module.modules()
+        for name, value in part._buffers.items()
         if value is not None
     ]
     try:
@@ -83,70 +83,60 @@ class TrustRegionAlgorithm(DeferredRollouts):
         "MultiInputPolicy": MultiInputPolicy,
     }
 
+    batch_size: int
+    line_search_shrinking_factor: float
+    line_search_max_iter: int
+    line_search_kl_factor: float
+    n_critic_updates: int
+    normalize_advantage: bool
+    sub_sampling_factor: int
+    adversarial_noise: float
+
+    #: for each argument, what takes its name and value, and returns the value or raises a ValueError
+    _RULES: ClassVar[dict[str, Rule]] = {
+        "learning_rate": lambda name, value: value if callable(value) else check_rate(name, value),
+        "n_steps": partial(check_integer, low=1),
+        "batch_size": partial(check_integer, low=1),
+        "gamma": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
+        "gae_lambda": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
+        "sub_sampling_factor": partial(check_integer, low=1),
+        "normalize_advantage": check_bool,
+        "adversarial_noise": check_rate,
+        "line_search_shrinking_factor": partial(check_real, low=0.0, high=1.0),
+        "line_search_max_iter": partial(check_integer, low=1),
+        "line_search_kl_factor": partial(check_real, low=0.0),
+        "n_critic_updates": partial(check_integer, low=0),
+        "use_sde": check_bool,
+        "sde_sample_freq": partial(check_integer, low=-1),
+        "fast_rollouts": check_bool,
+        "stats_window_size": partial(check_integer, low=1),
+        "seed": lambda name, value: None if value is None else check_integer(name, value, 0, 2**32 - 1),
+    }
+
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule,
-        n_steps: int,
-        batch_size: int,
-        gamma: float,
-        gae_lambda: float,
-        line_search_shrinking_factor: float,
-        line_search_max_iter: int,
-        line_search_kl_factor: float,
-        n_critic_updates: int,
-        use_sde: bool,
-        sde_sample_freq: int,
-        rollout_buffer_class: type[RolloutBuffer] | None,
-        rollout_buffer_kwargs: dict[str, Any] | None,
-        normalize_advantage: bool,
-        sub_sampling_factor: int,
-        adversarial_noise: float,
-        fast_rollouts: bool,
-        stats_window_size: int,
-        tensorboard_log: str | None,
-        policy_kwargs: dict[str, Any] | None,
+        *,
         verbose: int,
-        seed: int | None,
-        device: th.device | str,
         _init_setup_model: bool,
+        **arguments: Any,
     ) -> None:
-        verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
+        """The other arguments are those of ``OnPolicyAlgorithm`` and those that become attributes of the same name."""
+        theirs = arguments.keys() & inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
         super().__init__(
             policy,
             env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
             # No entropy bonus; the value function has its own loss; the trust region bounds the step
             ent_coef=0.0,
             vf_coef=0.0,
             max_grad_norm=0.0,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            device=device,
-            seed=seed,
+            verbose=check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0),
             _init_setup_model=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+            **{name: arguments.pop(name) for name in theirs},
         )
-        self.batch_size = batch_size
-        self.line_search_shrinking_factor = line_search_shrinking_factor
-        self.line_search_max_iter = line_search_max_iter
-        self.line_search_kl_factor = line_search_kl_factor
-        self.n_critic_updates = n_critic_updates
-        self.normalize_advantage = normalize_advantage
-        self.sub_sampling_factor = sub_sampling_factor
-        self.adversarial_noise = adversarial_noise
-        self.fast_rollouts = fast_rollouts
-
+        vars(self).update(arguments)
         if _init_setup_model:
             self._setup_model()
 
@@ -155,12 +145,12 @@ class TrustRegionAlgorithm(DeferredRollouts):
         self._check_arguments()
         self._warn_of_truncated_minibatches()
         super()._setup_model()
-        self._fast_path = FastPath()
         self._logged: set[str] = set()
         # load() has restored it by now, unless an earlier release saved the model
         if "subsample_generator" not in vars(self):
             self.subsample_generator = np.random.default_rng(self._generator_seed(SUBSAMPLE))
-        self._n_actor_params = self._check_policy()
+        self._check_policy()
+        self._n_actor_params = self._count_actor_params()
 
     def _generator_seed(self, *purpose: int) -> int:
         """63 bits that seed a generator of the algorithm's own. Each purpose gets others."""
@@ -170,18 +160,11 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # not the seed itself: the generator would repeat the numbers that initialised the policy
         return int(np.random.SeedSequence(self.seed, spawn_key=purpose).generate_state(1, np.uint64)[0]) >> 1
 
-    def _check_policy(self) -> int:
+    def _check_policy(self) -> None:
         """
-        :return: d, the number of actor parameters, as far as it is known before the first rollout; 0 if it is not
         :raises UnsupportedDistributionError: if the policy's action distribution is not supported; a ``ValueError``
+        :raises ValueError: if the policy is recurrent, or torch cannot differentiate it twice
         """
-        space = self.observation_space
-        steps = (
-            {key: _two_observations(part) for key, part in space.items()}
-            if isinstance(space, spaces.Dict)
-            else _two_observations(space)
-        )
-        observations = obs_as_tensor(steps, self.device)
         needed = [
             name
             for name, parameter in inspect.signature(self.policy.get_distribution).parameters.items()
@@ -192,20 +175,34 @@ class TrustRegionAlgorithm(DeferredRollouts):
                 "policy: get_distribution must need nothing but observations, since recurrent policies are not "
                 f"supported, but that of {type(self.policy).__name__} needs {', '.join(needed)}"
             )
-        actor = Actor(self.policy, self._fast_path)
-        with _unchanged_buffers(self.policy), actor.evaluation_mode():
+        with self._actor_on_made_up_steps() as (actor, observations):
+            actor.check_products(observations)
+
+    def _count_actor_params(self) -> int:
+        """d, the number of actor parameters, as far as it is known before the first rollout; 0 if it is not."""
+        with self._actor_on_made_up_steps() as (actor, _):
+            return actor.n_params
+
+    @contextmanager
+    def _actor_on_made_up_steps(self) -> Iterator[tuple[Actor, Any]]:
+        """The actor with the parameters that it uses for some observations; none if the network refuses them."""
+        space = self.observation_space
+        steps = (
+            {key: _two_observations(part) for key, part in space.items()}
+            if isinstance(space, spaces.Dict)
+            else _two_observations(space)
+        )
+        observations = obs_as_tensor(steps, self.device)
+        actor = Actor(self.policy)
+        with _unchanged_buffers(self.policy), actor.differentiable_policy():
             try:
                 actor.find_params(observations, 2)
             except (UnsupportedDistributionError, Warning):
                 raise
             except Exception:
-                # these observations are made up, and a network may refuse them; the first update settles d
-                return 0
-            actor.check_products(observations)
-        return actor.n_params
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fast_path"]
+                # the first update settles d
+                actor.params = ()
+            yield actor, observations
 
     @classmethod
     def load(
@@ -250,29 +247,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
         """
-        for name, low in (
-            ("n_steps", 1),
-            ("batch_size", 1),
-            ("line_search_max_iter", 1),
-            ("n_critic_updates", 0),
-            ("sub_sampling_factor", 1),
-            ("sde_sample_freq", -1),
-            ("_stats_window_size", 1),
-        ):
-            setattr(self, name, check_integer(name.lstrip("_"), getattr(self, name), low))
-        if not callable(self.learning_rate):
-            self.learning_rate = check_real("learning_rate", self.learning_rate, 0.0, low_included=True)
-        for name in ("gamma", "gae_lambda"):
-            setattr(self, name, check_real(name, getattr(self, name), 0.0, 1.0, low_included=True, high_included=True))
-        self.line_search_shrinking_factor = check_real(
-            "line_search_shrinking_factor", self.line_search_shrinking_factor, 0.0, 1.0
-        )
-        self.line_search_kl_factor = check_real("line_search_kl_factor", self.line_search_kl_factor, 0.0)
-        self.adversarial_noise = check_real("adversarial_noise", self.adversarial_noise, 0.0, low_included=True)
-        for name in ("use_sde", "normalize_advantage", "fast_rollouts"):
-            setattr(self, name, check_bool(name, getattr(self, name)))
-        if self.seed is not None:
-            self.seed = check_integer("seed", self.seed, 0, 2**32 - 1)
+        for name, rule in self._RULES.items():
+            # Stable-Baselines3 hides this one
+            attribute = "_stats_window_size" if name == "stats_window_size" else name
+            vars(self)[attribute] = rule(name, vars(self)[attribute])
 
         n_total = self.n_steps * self.n_envs
         if n_total < 2:
@@ -321,19 +299,17 @@ class TrustRegionAlgorithm(DeferredRollouts):
             raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         self._update_learning_rate(self.policy.optimizer)
-        actor = Actor(self.policy, self._fast_path)
-        with actor.evaluation_mode():
+        actor = Actor(self.policy)
+        with actor.differentiable_policy():
             self._check_observations(actor, batch)
             actor.find_params(batch.observations, len(batch))
             found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
-        losses = fit_values(
-            self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params, self._fast_path
-        )
+        losses = fit_values(self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params)
         drift: dict[str, float] = {}
         if stepped is not None:
-            with actor.evaluation_mode():
+            with actor.differentiable_policy():
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
@@ -361,7 +337,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         negative in the last update of most runs, since it may go beyond ``total_timesteps``.
         """
         rate = float(self.lr_schedule(self._current_progress_remaining))
-        rate = check_real("learning_rate", 0.0 if -math.inf < rate < 0.0 else rate, 0.0, low_included=True)
+        rate = check_rate("learning_rate", 0.0 if -math.inf < rate < 0.0 else rate)
         self.logger.record("train/learning_rate", rate)
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
             update_learning_rate(optimizer, rate)

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
 
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -10,7 +11,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
-from sb3_uatrpo.arguments import check_choice, check_integer, check_real
+from sb3_uatrpo.arguments import Rule, check_choice, check_integer, check_rate, check_real
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
@@ -104,6 +105,30 @@ class UATRPO(TrustRegionAlgorithm):
     """
 
     _has_sketch = True
+    trust_region_delta: float
+    uncertainty_coef: float
+    confidence_alpha: float
+    n_projections: int
+    ema_beta: float
+    sample_unit: SampleUnit
+    step_length_samples: StepLengthSamples
+    projection_solver: ProjectionSolver
+    shrinkage: float
+    target_kl: float | None
+    sketch_memory_limit: int
+    _RULES: ClassVar[dict[str, Rule]] = TrustRegionAlgorithm._RULES | {
+        "trust_region_delta": partial(check_real, low=0.0),
+        "uncertainty_coef": check_rate,
+        "confidence_alpha": partial(check_real, low=0.0, high=1.0),
+        "n_projections": partial(check_integer, low=1),
+        "ema_beta": partial(check_real, low=0.0, high=1.0, low_included=True),
+        "sample_unit": partial(check_choice, choices=get_args(SampleUnit)),
+        "step_length_samples": partial(check_choice, choices=get_args(StepLengthSamples)),
+        "projection_solver": partial(check_choice, choices=PROJECTION_SOLVERS),
+        "shrinkage": partial(check_real, low=0.0, high=1.0, low_included=True),
+        "target_kl": lambda name, value: None if value is None else check_real(name, value, 0.0, or_none=True),
+        "sketch_memory_limit": partial(check_integer, low=1),
+    }
 
     def __init__(
         self,
@@ -145,60 +170,7 @@ class UATRPO(TrustRegionAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        self.trust_region_delta = trust_region_delta
-        self.uncertainty_coef = uncertainty_coef
-        self.confidence_alpha = confidence_alpha
-        self.n_projections = n_projections
-        self.ema_beta = ema_beta
-        self.sample_unit = sample_unit
-        self.step_length_samples = step_length_samples
-        self.projection_solver = projection_solver
-        self.shrinkage = shrinkage
-        self.target_kl = target_kl
-        self.sketch_memory_limit = sketch_memory_limit
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            line_search_shrinking_factor=line_search_shrinking_factor,
-            line_search_max_iter=line_search_max_iter,
-            line_search_kl_factor=line_search_kl_factor,
-            n_critic_updates=n_critic_updates,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            normalize_advantage=normalize_advantage,
-            sub_sampling_factor=sub_sampling_factor,
-            adversarial_noise=adversarial_noise,
-            fast_rollouts=fast_rollouts,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
-
-    def _check_arguments(self) -> None:
-        super()._check_arguments()
-        self.trust_region_delta = check_real("trust_region_delta", self.trust_region_delta, 0.0)
-        self.uncertainty_coef = check_real("uncertainty_coef", self.uncertainty_coef, 0.0, low_included=True)
-        self.confidence_alpha = check_real("confidence_alpha", self.confidence_alpha, 0.0, 1.0)
-        self.n_projections = check_integer("n_projections", self.n_projections, 1)
-        self.ema_beta = check_real("ema_beta", self.ema_beta, 0.0, 1.0, low_included=True)
-        check_choice("sample_unit", self.sample_unit, get_args(SampleUnit))
-        check_choice("step_length_samples", self.step_length_samples, get_args(StepLengthSamples))
-        check_choice("projection_solver", self.projection_solver, PROJECTION_SOLVERS)
-        self.shrinkage = check_real("shrinkage", self.shrinkage, 0.0, 1.0, low_included=True)
-        if self.target_kl is not None:
-            self.target_kl = check_real("target_kl", self.target_kl, 0.0, or_none=True)
-        self.sketch_memory_limit = check_integer("sketch_memory_limit", self.sketch_memory_limit, 1)
+        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
 
     def _setup_model(self) -> None:
         super()._setup_model()

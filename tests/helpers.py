@@ -1,19 +1,24 @@
 """Small environments and rollouts for the tests."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common import torch_layers
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_uatrpo import plain_mlp
+from sb3_uatrpo import actor
 from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.guard import RunningCode
+from sb3_uatrpo.plain_mlp import StandardMLP
+from sb3_uatrpo.rollouts import FastSteps
 from tests.reference import DoublePolicy, actor_parameters, flat
 
 ACTION_SPACES: dict[str, spaces.Space] = {
@@ -114,11 +119,37 @@ def spread_out(policy: th.nn.Module) -> None:
 
 
 def scale_latents(monkeypatch, method: str) -> None:
-    """Change a method of Stable-Baselines3's class, and have it taken for its own, so that only the values differ."""
-    latents = getattr(MlpExtractor, method)
-    monkeypatch.setattr(MlpExtractor, method, lambda self, features: 1.1 * latents(self, features))
-    now = [getattr(MlpExtractor, name) for name in plain_mlp.EXTRACTOR_METHODS]
-    monkeypatch.setattr(plain_mlp, "_EXTRACTOR", now)
+    """Change a method of Stable-Baselines3's class as another version of it might, so that only the values differ."""
+    net = {"forward_actor": "policy_net", "forward_critic": "value_net"}[method]
+    found: dict[str, Any] = {}
+    exec(f"def {method}(self, features):\n    return 1.1 * self.{net}(features)\n", vars(torch_layers), found)
+    found[method].__qualname__ = f"MlpExtractor.{method}"
+    monkeypatch.setattr(MlpExtractor, method, found[method])
+
+
+class LibrariesOwn(RunningCode):
+    is_libraries_own = True
+
+
+def take_apart(monkeypatch) -> None:
+    """In updates of the actor, the tests' policies count as standard, though they are subclasses in float64."""
+    monkeypatch.setattr(actor, "StandardMLP", SimpleNamespace(recognise=StandardMLP.of_layers))
+    monkeypatch.setattr(actor, "RunningCode", LibrariesOwn)
+
+
+def count_fast_steps(monkeypatch) -> list[int]:
+    """A list that grows by one with each step of a rollout in which the policy itself does not act."""
+    calls: list[int] = []
+    act = FastSteps.act
+
+    def counted(self, policy, observations):
+        actions = act(self, policy, observations)
+        if actions is not None:
+            calls.append(1)
+        return actions
+
+    monkeypatch.setattr(FastSteps, "act", counted)
+    return calls
 
 
 def collect(model) -> None:

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor, _TwiceDifferentiableAttention
 from sb3_uatrpo.batch import rollout_batch
-from sb3_uatrpo.plain_mlp import FastPath
 from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, make_model
 from tests.reference import DoubleMultiInputPolicy, actor_parameters, log_prob, policy_gradient, torch_distribution
 
@@ -20,13 +19,13 @@ def prepared(action_space="box", **kwargs):
     """A model with a rollout, its batch, and its actor."""
     model = make_model(UATRPO, action_space, n_envs=2, n_projections=4, **kwargs)
     collect(model)
-    return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy, FastPath())
+    return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy)
 
 
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 def test_its_parameters_are_those_that_the_distribution_depends_on(action_space):
     model, batch, actor = prepared(action_space)
-    with actor.evaluation_mode():
+    with actor.differentiable_policy():
         actor.find_params(batch.observations, len(batch))
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
     assert actor.n_params == len(actor_vector(model))
@@ -51,7 +50,7 @@ def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
 def test_observations_may_be_a_dict():
     policy_kwargs = {"net_arch": [3], "features_extractor_class": SmallCombined}
     model, batch, actor = prepared(observation_space=DICT, policy=DoubleMultiInputPolicy, policy_kwargs=policy_kwargs)
-    with actor.evaluation_mode():
+    with actor.differentiable_policy():
         actor.find_params(batch.observations, len(batch))
         heads = actor.heads(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
@@ -62,7 +61,7 @@ def test_observations_may_be_a_dict():
 def test_log_probabilities_and_their_gradient_are_the_policys(action_space):
     model, batch, actor = prepared(action_space)
     obs, actions, advantages = env_major(model)
-    with actor.evaluation_mode():
+    with actor.differentiable_policy():
         actor.find_params(batch.observations, len(batch))
         estimates = actor.estimates(batch)
         heads = actor.heads(batch)
@@ -81,11 +80,11 @@ def test_the_policy_is_as_it_was_afterwards():
     policy = model.policy
     hook = policy.action_net.weight.register_hook(lambda gradient: None)
     module_hook = policy.action_net.register_full_backward_hook(lambda *args: None)
-    actor = Actor(policy, FastPath())
+    actor = Actor(policy)
     for training in (True, False):
         policy.set_training_mode(training)
         distribution, hooks = policy.action_dist, policy.action_net.weight._backward_hooks
-        with suppress(ZeroDivisionError), actor.evaluation_mode():
+        with suppress(ZeroDivisionError), actor.differentiable_policy():
             assert not policy.training
             assert policy.action_dist is not distribution
             assert not policy.action_net.weight._backward_hooks
@@ -106,7 +105,7 @@ def test_distributions_are_not_checked_within_and_are_checked_outside():
     model, batch, actor = prepared()
     with th.no_grad():
         model.policy.action_net.bias.fill_(th.nan)
-    with actor.evaluation_mode():
+    with actor.differentiable_policy():
         assert not actor.heads(batch).isfinite().all()
     with pytest.raises(ValueError, match="to satisfy the constraint"):
         model.policy.get_distribution(batch.observations)
@@ -114,7 +113,7 @@ def test_distributions_are_not_checked_within_and_are_checked_outside():
 
 def test_it_moves_along_a_step_and_comes_back_exactly():
     model, batch, actor = prepared(double=False)
-    with actor.evaluation_mode():
+    with actor.differentiable_policy():
         actor.find_params(batch.observations, len(batch))
     before = actor_vector(model)
     step = th.randn(actor.n_params, generator=th.Generator().manual_seed(0))
@@ -136,7 +135,7 @@ def test_it_moves_along_a_step_and_comes_back_exactly():
 
 def test_the_head_is_that_of_the_policys_own_distribution():
     model, batch, actor = prepared()
-    with actor.evaluation_mode():
+    with actor.differentiable_policy():
         actor.find_params(batch.observations, len(batch))
         heads = actor.heads(batch)
     distribution = torch_distribution(model.policy, batch.observations)

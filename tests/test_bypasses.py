@@ -22,11 +22,19 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
-from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.plain_mlp import FastPath, PlainMLP
+from sb3_uatrpo.plain_mlp import StandardMLP
 from tests import helpers
-from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, logged, make_model, spread_out
+from tests.helpers import (
+    ACTION_SPACES,
+    NoiseEnv,
+    actor_vector,
+    collect,
+    count_fast_steps,
+    logged,
+    make_model,
+    spread_out,
+)
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
 from tests.test_update import check_updates
@@ -218,13 +226,10 @@ def test_add_may_be_replaced_in_its_class_in_mid_rollout(monkeypatch):
     assert_same_buffers(rollout(True).rollout_buffer, rollout(False).rollout_buffer)
 
 
-def test_noise_that_is_annealed_at_the_start_of_a_rollout_is_drawn_by_the_copy(monkeypatch):
-    """The copy is made anew, not dropped: such a callback must not make rollouts slow."""
-    drawn = []
-    sample = ActingMLP.sample
-    monkeypatch.setattr(ActingMLP, "sample", lambda self, obs: drawn.append(1) or sample(self, obs))
+def test_noise_that_is_annealed_at_the_start_of_a_rollout_does_not_make_it_slow(monkeypatch):
+    drawn = count_fast_steps(monkeypatch)
     ours, _ = as_sb3(make_callback=lambda: AtTheStart(lambda model, _: model.policy.log_std.sub_(1.0)))
-    assert len(drawn) == ours.n_steps
+    assert len(drawn) == ours.n_steps - 1
 
 
 def test_actions_may_become_squashed_in_mid_rollout():
@@ -339,8 +344,8 @@ def test_standard_deviations_of_other_kinds_are_trained(policy, cls):
     models = []
     for fast in (True, False):
         model = make_model(cls, "box", policy=policy, double=False, **kwargs)
-        plain = PlainMLP.recognise if fast else lambda policy: None
-        with mock.patch.object(PlainMLP, "recognise", staticmethod(plain)):
+        plain = StandardMLP.recognise if fast else lambda policy: None
+        with mock.patch.object(StandardMLP, "recognise", staticmethod(plain)):
             models.append(model.learn(2 * model.n_steps))
     ours, general = (nn.utils.parameters_to_vector(model.policy.parameters()) for model in models)
     th.testing.assert_close(ours, general)
@@ -473,7 +478,7 @@ def test_actor_and_critic_may_see_different_keys(cls, width, monkeypatch):
     model = make_model(cls, "box", double=False, observation_space=space, policy=SeesMore, **kwargs)
     model.learn(2 * 48)
     assert logged(model)["step_fraction"] > 0.0
-    assert not PlainMLP.recognise(model.policy).runs_on_arrays
+    assert StandardMLP.recognise(model.policy) is None
 
 
 @pytest.mark.parametrize("of", ["the object", "the class"])
@@ -727,9 +732,9 @@ def test_optimizers_and_step_hooks_see_each_minibatchs_gradient(case):
             optimizer.register_step_pre_hook(keeps)
         actor = tuple(param for name, param in policy.named_parameters() if "value" not in name)
         np.random.seed(0)
-        general = mock.patch.object(critic._ArrayGradients, "of", return_value=None)
+        general = mock.patch.object(critic.ArrayGradients, "of", return_value=None)
         with mock.MagicMock() if arrays else general:
-            fit_values(policy, model.rollout_buffer, 16, 3, actor, FastPath())
+            fit_values(policy, model.rollout_buffer, 16, 3, actor)
         found.append(nn.utils.parameters_to_vector(policy.parameters()).detach())
     th.testing.assert_close(*found)
     if case == "keeps":
@@ -787,9 +792,9 @@ def test_torchs_search_for_nan_changes_nothing(cls, plain):
     found = []
     for detects in (False, True):
         model = make_model(cls, "box", double=False, **({"n_projections": 8} if cls is UATRPO else {}))
-        recognise = PlainMLP.recognise if plain else lambda policy: None
+        recognise = StandardMLP.recognise if plain else lambda policy: None
         with (
-            mock.patch.object(PlainMLP, "recognise", staticmethod(recognise)),
+            mock.patch.object(StandardMLP, "recognise", staticmethod(recognise)),
             th.autograd.set_detect_anomaly(detects),
         ):
             model.learn(2 * model.n_steps)

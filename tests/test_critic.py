@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.core.array_mlp import ArrayMLP
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.plain_mlp import FastPath
 from tests.helpers import DICT, SmallCombined, actor_vector, collect, logged, make_model, scale_latents
 
 
@@ -41,7 +40,7 @@ def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list
                 losses.append(loss.item())
     else:
         params = tuple(param for param in policy.parameters() if id(param) in actor)
-        losses = fit_values(policy, buffer, model.batch_size, epochs, params, FastPath())
+        losses = fit_values(policy, buffer, model.batch_size, epochs, params)
     return [param.detach().numpy().copy() for param in policy.parameters()], losses, policy.optimizer.state_dict()
 
 
@@ -124,7 +123,7 @@ def test_a_critic_without_parameters_of_its_own():
     collect(model)
     everything = tuple(model.policy.parameters())
     before = [param.detach().clone() for param in everything]
-    assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything, FastPath()) == []
+    assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything) == []
     assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))
 
 
@@ -136,12 +135,22 @@ class Standardised(FlattenExtractor):
         return flat - flat.mean(dim=0)
 
 
+class Rebinding(th.optim.SGD):
+    """Puts new memory into the parameters."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data = param.data.clone()
+
+
 def taken_apart(model, **changes) -> bool:
     """Whether the critic's gradients are computed on arrays."""
     policy = model.policy
     actor = {param for name, param in policy.named_parameters() if "value" not in name}
     params = [param for param in policy.parameters() if param not in actor]
-    return critic._ArrayGradients.of(policy, model.rollout_buffer, params) is not None
+    return critic.ArrayGradients.of(policy, model.rollout_buffer, params) is not None
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,7 @@ def taken_apart(model, **changes) -> bool:
         ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.ReLU}}, True),
         ({"policy_kwargs": {"net_arch": [4], "optimizer_class": th.optim.SGD}}, True),
         ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.GELU}}, False),
+        ({"policy_kwargs": {"net_arch": [4], "optimizer_class": Rebinding}}, False),
         ({"policy_kwargs": {"net_arch": [4], "features_extractor_class": Standardised}}, False),
         ({"use_sde": True}, False),
         ({"rollout_buffer_class": Reversed}, False),
@@ -173,7 +183,7 @@ def test_hooks_on_gradients_and_shared_parameters_take_the_general_way():
     handle.remove()
     model.policy.value_net.bias.requires_grad_(False)
     params = [param for param in model.policy.value_net.parameters() if param.requires_grad]
-    assert critic._ArrayGradients.of(model.policy, model.rollout_buffer, params) is None
+    assert critic.ArrayGradients.of(model.policy, model.rollout_buffer, params) is None
 
 
 def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch):
@@ -201,25 +211,13 @@ def test_values_close_to_zero_are_compared_with_the_size_of_their_terms():
         values = model.policy.predict_values(th.full((16, 3), 0.5))
     assert values.abs().max() < 1e-6
     own = [*model.policy.mlp_extractor.value_net.parameters(), *model.policy.value_net.parameters()]
-    general = critic._GraphGradients(model.policy, own)
-    arrays = critic._ArrayGradients.of(model.policy, model.rollout_buffer, own)
+    general = critic.GraphGradients(model.policy, own)
+    arrays = critic.ArrayGradients.of(model.policy, model.rollout_buffer, own)
     # the last digit of a sum whose terms are of order one
-    *hidden, last = arrays._critic.layers
-    arrays._critic = ArrayMLP((*hidden, replace(last, bias=last.bias + np.float32(2e-7))))
-    assert arrays.differences(general, model.rollout_buffer, 16) == []
-
-
-def test_features_may_be_computed_for_a_few_minibatches_at_once(monkeypatch):
-    kept = []
-    for n_bytes in (1, 4 * 3 * 16 * 2, critic.FEATURE_BYTES):
-        monkeypatch.setattr(critic, "FEATURE_BYTES", n_bytes)
-        model = make_model(UATRPO, "box", double=False, n_projections=4, n_steps=50)
-        collect(model)
-        assert taken_apart(model)
-        kept.append(trained(model, plain=False)[0])
-    for other in kept[1:]:
-        for one, another in zip(kept[0], other, strict=True):
-            np.testing.assert_array_equal(one, another)
+    *hidden, last = arrays._mlp.critic.layers
+    chain = ArrayMLP((*hidden, replace(last, bias=last.bias + np.float32(2e-7))))
+    arrays._mlp = replace(arrays._mlp, critic=chain)
+    assert arrays.differences(general, th.full((16, 3), 0.5)) == []
 
 
 def test_hooks_of_all_optimizers_see_the_users_settings():
@@ -236,26 +234,15 @@ def test_hooks_of_all_optimizers_see_the_users_settings():
     assert set(seen) == {None}
 
 
-class Rebinding(th.optim.SGD):
-    """Puts new memory into the parameters."""
-
-    def step(self, closure=None):
-        super().step(closure)
-        for group in self.param_groups:
-            for param in group["params"]:
-                param.data = param.data.clone()
-
-
 def test_optimizers_may_put_new_memory_into_parameters():
     kept = []
     for optimizer_class in (th.optim.SGD, Rebinding):
         policy_kwargs = {"net_arch": [4], "optimizer_class": optimizer_class}
         model = make_model(UATRPO, "box", double=False, n_projections=4, policy_kwargs=policy_kwargs)
         collect(model)
-        assert taken_apart(model)
         kept.append(trained(model, plain=False)[0])
     for one, another in zip(*kept, strict=True):
-        np.testing.assert_array_equal(one, another)
+        np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -264,11 +251,11 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
     collect(model)
     model.rollout_buffer.returns[5] = 1e30
     if not fast:
-        monkeypatch.setattr(critic._ArrayGradients, "of", lambda *args: None)
+        monkeypatch.setattr(critic.ArrayGradients, "of", lambda *args: None)
     before = [param.detach().clone() for param in model.policy.parameters()]
     actor = {param for name, param in model.policy.named_parameters() if "value" not in name}
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite") as caught:
-        losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor), FastPath())
+        losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor))
     # one minibatch of three in each of two epochs
     assert len(caught) == 2
     assert len(losses) == 4

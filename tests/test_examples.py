@@ -412,6 +412,21 @@ def test_benchmark_speed(tmp_path):
     assert "must divide --n-steps=1000" in run(tmp_path, "benchmark_speed.py", "--n-envs", "3", code=2)
 
 
+def test_benchmark_commits(tmp_path):
+    """This checkout beside itself; what the clocks say is not asserted."""
+    checkout = str(EXAMPLES.parent)
+    arguments = ("--env", "Pendulum-v1", "--rounds", "2", "--warm-up", "1", "--n-envs", "2")
+    output = run(tmp_path, "benchmark_commits.py", checkout, checkout, *arguments)
+    assert output.count("  ratio ") == 2
+    assert "no sb3_uatrpo in" in run(tmp_path, "benchmark_commits.py", checkout, str(tmp_path), code=2)
+
+
+def test_benchmark_parts(tmp_path):
+    output = run(tmp_path, "benchmark_parts.py", "--env", "Pendulum-v1", "--repetitions", "1")
+    assert output.count("\n| ") == 9
+    assert "at least 1" in run(tmp_path, "benchmark_parts.py", "--repetitions", "0", code=2)
+
+
 def test_benchmark_scaling(tmp_path):
     output = run(tmp_path, "benchmark_scaling.py", "--most-steps", "1000")
     assert "exponent" not in output.splitlines()[0]

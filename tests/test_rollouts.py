@@ -11,7 +11,8 @@ from torch import nn
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo import rollouts as module
-from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, make_model
+from sb3_uatrpo.acting import ActingMLP
+from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, count_fast_steps, make_model
 
 SQUASHED = {"net_arch": [4], "squash_output": True}
 SEPARATE = {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False}
@@ -33,8 +34,8 @@ CASES = {
         "policy_kwargs": {"net_arch": [3], "features_extractor_class": SmallCombined},
     },
 }
-#: collected by Stable-Baselines3 itself
-GENERAL = ("gsde", "gsde_squashed", "image", "dict")
+#: the policy itself acts at the first step alone
+FAST = ("box", "box_matrix", "discrete", "relu", "no_hidden_layer", "float64_observations")
 ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
 
@@ -82,11 +83,12 @@ def assert_same_buffers(mine: RolloutBuffer, theirs: RolloutBuffer) -> None:
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_the_buffer_is_that_of_stable_baselines3(case, n_envs):
+def test_the_buffer_is_that_of_stable_baselines3(case, n_envs, monkeypatch):
+    acted = count_fast_steps(monkeypatch)
     model, _ = rollout(True, n_envs, **CASES[case])
+    assert len(acted) == (model.n_steps - 1 if case in FAST else 0)
     after_ours = th.get_rng_state()
     reference, _ = rollout(False, n_envs, **CASES[case])
-    assert (model._who_acts(model.rollout_buffer) is not None) == (case not in GENERAL)
     assert_same_buffers(model.rollout_buffer, reference.rollout_buffer)
     # the same draws in the same number, and the same episodes ended or cut off
     assert th.equal(after_ours, th.get_rng_state())
@@ -144,21 +146,19 @@ def test_what_is_read_after_the_policy_moved_is_of_the_policy_that_acted(case):
         np.testing.assert_allclose(found["log_probs"].numpy(), log_probs[step], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 7])
+@pytest.mark.parametrize("n_steps", [1, 5, 7])
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_how_many_rows_are_evaluated_at_once_does_not_matter(rows, n_envs, monkeypatch):
+def test_how_many_steps_are_evaluated_at_once_does_not_matter(n_steps, n_envs, monkeypatch):
     whole, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
-    evaluate, sizes = module.ActingMLP.evaluate, []
-
-    def measured(self, observations, actions):
-        sizes.append(len(actions))
-        return evaluate(self, observations, actions)
-
-    monkeypatch.setattr(module.ActingMLP, "evaluate", measured)
+    sizes = []
+    evaluate = ActingMLP.evaluate
+    monkeypatch.setattr(
+        ActingMLP, "evaluate", lambda self, *arrays: sizes.append(len(arrays[0])) or evaluate(self, *arrays)
+    )
+    # bytes of the features, of the actor's outputs, of the actions, and of the outputs of the critic's layers
+    monkeypatch.setattr(module, "PENDING_BYTES", n_steps * n_envs * 4 * (3 + 2 + 2 + 4 + 1))
     cut, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
-    # even if one step has more; the first call is the proof at the rollout's start, the last for the locals at its end
-    assert max(sizes[1:-1]) <= rows
+    assert max(sizes) == n_steps * n_envs
     assert_same_buffers(cut.rollout_buffer, whole.rollout_buffer)
 
 
@@ -232,7 +232,8 @@ class OwnAdd(RolloutBuffer):
         super().add(*args)
 
 
-def test_what_is_not_standard_is_left_to_stable_baselines3():
+def test_what_is_not_standard_is_left_to_stable_baselines3(monkeypatch):
+    acted = count_fast_steps(monkeypatch)
     model, _ = rollout(True, action_space="box", policy=OwnForward)
     assert OwnForward.calls == model.n_steps
     for changed in (
@@ -240,12 +241,13 @@ def test_what_is_not_standard_is_left_to_stable_baselines3():
         {"rollout_buffer_class": OwnAdd},
         {"fast_rollouts": False},
     ):
-        model, _ = rollout(**{"fast": True, "action_space": "box", **changed})
-        assert model._who_acts(model.rollout_buffer) is None
+        rollout(**{"fast": True, "action_space": "box", **changed})
+    assert not acted
     patched, _ = rollout(True, action_space="box")
-    assert patched._who_acts(patched.rollout_buffer) is not None
+    assert len(acted) == patched.n_steps - 1
     patched.rollout_buffer.add = patched.rollout_buffer.add
-    assert patched._who_acts(patched.rollout_buffer) is None
+    collect(patched)
+    assert len(acted) == patched.n_steps - 1
 
 
 @pytest.mark.parametrize("fast", [True, False])

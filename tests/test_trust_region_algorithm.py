@@ -16,7 +16,6 @@ from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import GaussianHead
-from sb3_uatrpo.plain_mlp import FastPath
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -125,7 +124,7 @@ def test_the_actor_moves_in_the_step_and_the_critic_afterwards(cls):
     collect(model)
     actor = actor_vector(model)
     actor_params = tuple(p for n, p in model.policy.named_parameters() if "value" not in n)
-    fit_values(model.policy, model.rollout_buffer, 20, 2, actor_params, FastPath())
+    fit_values(model.policy, model.rollout_buffer, 20, 2, actor_params)
     assert np.array_equal(actor, actor_vector(model))
     assert any(k.startswith("optimizer.") for k in state_of(model))
 

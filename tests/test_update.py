@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from tests.helpers import ACTION_SPACES, actor_vector, collect, env_major, logged, make_model, next_subsample
+from tests.helpers import (
+    ACTION_SPACES,
+    actor_vector,
+    collect,
+    env_major,
+    logged,
+    make_model,
+    next_subsample,
+    take_apart,
+)
 from tests.reference import ReferenceUATRPO, n_trajectories, trpo_step
 
 
@@ -50,6 +59,13 @@ def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5)
         assert np.linalg.norm(moved - wanted) <= rtol * np.linalg.norm(wanted)
 
 
+@pytest.fixture(params=[False, True], ids=["general", "layered"])
+def layered(request, monkeypatch) -> None:
+    """Updates with products by autograd, and layer by layer."""
+    if request.param:
+        take_apart(monkeypatch)
+
+
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 @pytest.mark.parametrize(("factor", "n_envs"), [(1, 1), (3, 1), (10, 3)])
 def test_step_equals_the_dense_reference(action_space, factor, n_envs):
@@ -77,10 +93,19 @@ def test_step_equals_the_dense_reference(action_space, factor, n_envs):
     ],
     ids=lambda options: "-".join(map(str, options)),
 )
+@pytest.mark.usefixtures("layered")
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_options_equal_the_dense_reference(action_space, options):
     model = make_model(UATRPO, action_space, n_envs=2, **{"n_projections": 8, **options})
     check_updates(model, n_updates=3)
+
+
+@pytest.mark.usefixtures("layered")
+@pytest.mark.parametrize("action_space", ["box", "discrete"])
+def test_adversarial_noise_layer_by_layer_or_not(action_space):
+    options = {"n_envs": 2, "adversarial_noise": 0.3, "line_search_kl_factor": 1e6}
+    check_updates(make_model(UATRPO, action_space, n_projections=8, **options), n_updates=2, noise=0.3)
+    check_trpo_updates(make_model(MatchedTRPO, action_space, cg_max_steps=200, **options), n_updates=2, noise=0.3)
 
 
 @pytest.mark.parametrize("action_space", ["box", "multi_discrete"])

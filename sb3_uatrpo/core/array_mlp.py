@@ -7,11 +7,28 @@ for hooks around each product takes several times as long. Acting and the critic
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Activation(NamedTuple):
+    """
+    An elementwise function φ.
+
+    :param apply: φ; it may write its result over its argument
+    :param slope: φ'(z) as a function of φ(z); an array, or the same number everywhere
+    """
+
+    apply: Callable[[Array], Array]
+    slope: Callable[[Array], Any]
+
+
+IDENTITY = Activation(lambda z: z, lambda y: 1.0)
+TANH = Activation(lambda z: np.tanh(z, out=z), lambda y: 1.0 - y * y)
+RELU = Activation(lambda z: np.maximum(z, 0.0, out=z), lambda y: y > 0.0)
 
 
 @dataclass(frozen=True)
@@ -20,15 +37,13 @@ class ArrayLayer:
     y = φ(Wx + b).
 
     :param weight: W, shape ``(o, i)``
-    :param bias: b, shape ``(o,)``, if there is one
-    :param activate: φ; it may write its result over its argument
-    :param slope: φ'(z) as a function of φ(z); None if it is not known
+    :param bias: b, shape ``(o,)``
+    :param activation: φ
     """
 
     weight: Array
-    bias: Array | None
-    activate: Callable[[Array], Array]
-    slope: Callable[[Array], Array] | None
+    bias: Array
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -54,9 +69,8 @@ class ArrayMLP:
         row = inputs[0]
         for layer in self.layers:
             row = layer.weight.dot(row)
-            if layer.bias is not None:
-                row += layer.bias
-            row = layer.activate(row)
+            row += layer.bias
+            row = layer.activation.apply(row)
         return row[None]
 
     def outputs(self, inputs: Array) -> list[Array]:
@@ -67,15 +81,14 @@ class ArrayMLP:
         found = []
         for layer in self.layers:
             inputs = inputs @ layer.weight.T
-            if layer.bias is not None:
-                inputs += layer.bias
-            inputs = layer.activate(inputs)
+            inputs += layer.bias
+            inputs = layer.activation.apply(inputs)
             found.append(inputs)
         return found
 
     def squared_error(self, inputs: Array, targets: Array, gradients: list[Array]) -> float:
         """
-        Mean of (f(x_i) - t_i)² for one output f, and its gradient. Every layer's slope must be known.
+        Mean of (f(x_i) - t_i)² for one output f, and its gradient.
 
         :param inputs: x, shape ``(n, i)``
         :param targets: t, shape ``(n,)``
@@ -85,14 +98,20 @@ class ArrayMLP:
         outputs = self.outputs(inputs)
         errors = outputs[-1][:, 0] - targets
         cotangents = (2.0 / len(targets) * errors)[:, None]
-        places = iter(reversed(gradients))
         for i in range(len(self.layers) - 1, -1, -1):
-            layer = self.layers[i]
-            assert layer.slope is not None
-            cotangents = cotangents * layer.slope(outputs[i])
-            if layer.bias is not None:
-                np.add.reduce(cotangents, axis=0, out=next(places))
-            np.matmul(cotangents.T, outputs[i - 1] if i > 0 else inputs, out=next(places))
+            cotangents = cotangents * self.layers[i].activation.slope(outputs[i])
+            np.matmul(cotangents.T, outputs[i - 1] if i > 0 else inputs, out=gradients[2 * i])
+            np.add.reduce(cotangents, axis=0, out=gradients[2 * i + 1])
             if i > 0:
-                cotangents = cotangents @ layer.weight
+                cotangents = cotangents @ self.layers[i].weight
         return float(errors.dot(errors)) / len(targets)
+
+    def size_of_terms(self, inputs: Array) -> float:
+        """
+        :param inputs: shape ``(n, i)``
+        :return: the largest ``|W|·|h| + |b|`` of the last layer, h being its input. Rounding errors are relative to
+            this, even where terms cancel and the output is close to zero.
+        """
+        last = self.layers[-1]
+        h = self.outputs(inputs)[-2] if len(self.layers) > 1 else inputs
+        return float(np.nan_to_num(abs(h) @ abs(last.weight).T + abs(last.bias), posinf=0.0).max())

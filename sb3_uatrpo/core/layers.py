@@ -1,5 +1,5 @@
 r"""
-Products with J and J' for heads that are a chain of linear layers with fixed functions between them.
+Products with J and J' for heads that are a chain of linear layers with elementwise functions between them.
 
 A layer z_i = Wx_i + b that is used once in computing the head h_i has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
 D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. Given D and x, a product with J or J' is one large matrix product for
@@ -11,93 +11,108 @@ from functools import cached_property
 
 import torch as th
 
-from sb3_uatrpo.core.estimates import COLUMN_BYTES, Linearization, batched_grad
+from sb3_uatrpo.core.estimates import COLUMN_BYTES, Linearization
 
 
 @dataclass(frozen=True)
 class Layer:
     """
-    One layer at n steps, or the log standard deviations of a Gaussian, which act like the bias of a layer.
+    One layer at n steps, y = φ(Wx + b).
 
-    :param weight: index of W, shape ``(o, i)``, among the parameters, if it is one of them
+    :param weight: index of W among the parameters, if it is one of them
     :param bias: index of b, shape ``(o,)``, among the parameters, if it is one of them
     :param inputs: x, shape ``(n, i)``
-    :param outputs: z, shape ``(n, o)``, with the graph from it to the head
-    :param jacobian: D, shape ``(n, k, o)``, if it is known without the graph
+    :param matrix: W, shape ``(o, i)``
+    :param slope: φ'(z), shape ``(n, o)``; None if φ is the identity
     """
 
     weight: int | None
     bias: int | None
     inputs: th.Tensor
-    outputs: th.Tensor
-    jacobian: th.Tensor | None = None
+    matrix: th.Tensor
+    slope: th.Tensor | None
 
 
 @dataclass(frozen=True)
 class LayeredLinearization(Linearization):
     """
-    A linearisation whose parameters all belong to linear layers. Results equal the base class's up to float rounding.
+    A linearisation whose parameters belong to a chain of layers. Results equal the base class's up to float rounding;
+    the head needs no graph.
 
-    :param layers: the layers; every parameter belongs to exactly one
+    :param layers: from the input to the first a numbers of the head
+    :param log_std: index of log σ among the parameters, if it is one of them; these are the head's last a numbers
     """
 
     layers: tuple[Layer, ...] = ()
+    log_std: int | None = None
+
+    @property
+    def _n_outputs(self) -> int:
+        """a, number of outputs of the last layer."""
+        return len(self.layers[-1].matrix)
+
+    def _pulled_back(self, cotangents: th.Tensor) -> list[th.Tensor]:
+        """Cotangents of the last layer's outputs, shape ``(n, c, a)``, at z of each layer, shapes ``(n, c, o)``."""
+        found = []
+        for layer in reversed(self.layers):
+            if layer.slope is not None:
+                cotangents = cotangents * layer.slope[:, None]
+            found.append(cotangents)
+            if layer is not self.layers[0]:
+                cotangents = cotangents @ layer.matrix
+        return found[::-1]
 
     @cached_property
     def _jacobians(self) -> list[th.Tensor]:
-        """D of each layer, shape ``(n, k, o)``; steps are independent, so k cotangents in all are enough."""
-        n, k = self.head.shape
-        units = th.eye(k, dtype=self.head.dtype, device=self.head.device)[:, None].expand(k, n, k)
-        outputs = [layer.outputs for layer in self.layers if layer.jacobian is None]
-        jacobians = batched_grad([self.head], outputs, [units]) if outputs else []
-        found = iter(part for part in jacobians if part is not None)
-        return [
-            next(found).transpose(0, 1).contiguous() if layer.jacobian is None else layer.jacobian
-            for layer in self.layers
-        ]
+        """D of each layer, shape ``(n, a, o)``."""
+        a = self._n_outputs
+        return self._pulled_back(th.eye(a, dtype=self.head.dtype, device=self.head.device).repeat(len(self.head), 1, 1))
 
     def vjp(self, cotangents: th.Tensor) -> th.Tensor:
-        if len(cotangents) == 1 and "_jacobians" not in vars(self):
-            # for a single column, such as the policy gradient over many steps, autograd is cheaper than computing D
-            return super().vjp(cotangents)
-        width = len(cotangents)
+        width, a = len(cotangents), self._n_outputs
         rows: list[th.Tensor | None] = [None] * len(self.params)
         by_step = cotangents.transpose(0, 1)
-        for layer, D in zip(self.layers, self._jacobians, strict=True):
-            at_outputs = by_step @ D
-            n_inputs = layer.inputs.shape[1]
+        of_network = by_step[:, :, :a]
+        at_outputs = self._pulled_back(of_network) if width == 1 else [of_network @ D for D in self._jacobians]
+        for layer, at in zip(self.layers, at_outputs, strict=True):
             if layer.weight is not None:
-                rows[layer.weight] = (at_outputs.flatten(1).T @ layer.inputs).view(width, D.shape[2] * n_inputs)
+                rows[layer.weight] = (at.flatten(1).T @ layer.inputs).view(width, layer.matrix.numel())
             if layer.bias is not None:
-                rows[layer.bias] = at_outputs.sum(dim=0)
+                rows[layer.bias] = at.sum(dim=0)
+        if self.log_std is not None:
+            rows[self.log_std] = by_step[:, :, a:].sum(dim=0)
         return th.cat([row for row in rows if row is not None], dim=1).T
 
     def jvp(self, tangents: th.Tensor) -> th.Tensor:
         n, k = self.head.shape
-        width = tangents.shape[1]
+        width, a = tangents.shape[1], self._n_outputs
         pieces = tangents.T.split([param.numel() for param in self.params], dim=1)
-        products = tangents.new_zeros(n, width, k)
+        products = tangents.new_zeros(n, width, a)
         for layer, D in zip(self.layers, self._jacobians, strict=True):
-            n_outputs = D.shape[2]
+            o, i = layer.matrix.shape
             if layer.weight is None:
-                changes = tangents.new_zeros(n, width, n_outputs)
+                changes = tangents.new_zeros(n, width, o)
             else:
-                weights = pieces[layer.weight].reshape(width * n_outputs, layer.inputs.shape[1])
-                changes = (layer.inputs @ weights.T).view(n, width, n_outputs)
+                changes = (layer.inputs @ pieces[layer.weight].reshape(width * o, i).T).view(n, width, o)
             if layer.bias is not None:
                 changes += pieces[layer.bias]
             products.baddbmm_(changes, D.transpose(1, 2))
+        if k > a:
+            of_log_std = tangents.new_zeros(width, a) if self.log_std is None else pieces[self.log_std]
+            products = th.cat([products, of_log_std.expand(n, width, a)], dim=2)
         return products.transpose(0, 1)
 
     def samples(self) -> th.Tensor:
-        columns: list[th.Tensor] = [th.empty(0)] * len(self.params)
-        for layer, D in zip(self.layers, self._jacobians, strict=True):
-            at_outputs = (self.scores[:, None] @ D).squeeze(1)
+        columns: list[th.Tensor | None] = [None] * len(self.params)
+        a = self._n_outputs
+        for layer, at in zip(self.layers, self._pulled_back(self.scores[:, None, :a]), strict=True):
             if layer.weight is not None:
-                columns[layer.weight] = (at_outputs[:, :, None] * layer.inputs[:, None]).flatten(1)
+                columns[layer.weight] = (at.transpose(1, 2) * layer.inputs[:, None]).flatten(1)
             if layer.bias is not None:
-                columns[layer.bias] = at_outputs
-        return th.cat(columns, dim=1)
+                columns[layer.bias] = at[:, 0]
+        if self.log_std is not None:
+            columns[self.log_std] = self.scores[:, a:]
+        return th.cat([column for column in columns if column is not None], dim=1)
 
     @cached_property
     def _samples(self) -> th.Tensor:

@@ -7,43 +7,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sb3_uatrpo.core.array_mlp import ArrayLayer, ArrayMLP
+from sb3_uatrpo.core.array_mlp import IDENTITY, RELU, TANH, ArrayLayer, ArrayMLP
 from tests.reference import mean_squared_error, mlp_output
 
-ACTIVATIONS = {
-    "tanh": (np.tanh, lambda y: 1.0 - y * y),
-    "relu": (lambda z: np.maximum(z, 0.0), lambda y: y > 0.0),
-    "identity": (lambda z: z, lambda y: 1.0),
-}
+ACTIVATIONS = {"tanh": TANH, "relu": RELU, "identity": IDENTITY}
 
 
-def random_mlp(rng, sizes, activation, biases) -> ArrayMLP:
+def random_mlp(rng, sizes, activation) -> ArrayMLP:
     layers = []
     for i, (n_inputs, n_outputs) in enumerate(itertools.pairwise(sizes)):
-        bias = rng.normal(size=n_outputs) if biases[i] else None
-        functions = ACTIVATIONS[activation if i < len(sizes) - 2 else "identity"]
-        layers.append(ArrayLayer(rng.normal(size=(n_outputs, n_inputs)), bias, *functions))
+        function = ACTIVATIONS[activation if i < len(sizes) - 2 else "identity"]
+        layers.append(ArrayLayer(rng.normal(size=(n_outputs, n_inputs)), rng.normal(size=n_outputs), function))
     return ArrayMLP(tuple(layers))
 
 
 def described(mlp: ArrayMLP) -> list[tuple]:
-    return [(layer.weight, layer.bias, layer.activate) for layer in mlp.layers]
+    plain = {TANH: np.tanh, RELU: lambda z: np.maximum(z, 0.0), IDENTITY: lambda z: z}
+    return [(layer.weight, layer.bias, plain[layer.activation]) for layer in mlp.layers]
 
 
 networks = {
     "seed": st.integers(0, 2**32 - 1),
     "sizes": st.lists(st.integers(1, 6), min_size=1, max_size=3),
     "activation": st.sampled_from(sorted(ACTIVATIONS)),
-    "with_bias": st.booleans(),
     "n": st.integers(1, 7),
 }
 
 
 @settings(max_examples=60, deadline=None)
 @given(**networks)
-def test_outputs(seed, sizes, activation, with_bias, n):
+def test_outputs(seed, sizes, activation, n):
     rng = np.random.default_rng(seed)
-    mlp = random_mlp(rng, [*sizes, 3], activation, [with_bias] * len(sizes))
+    mlp = random_mlp(rng, [*sizes, 3], activation)
     inputs = rng.normal(size=(n, sizes[0]))
     kept = inputs.copy()
     expected = np.array([mlp_output(described(mlp), row) for row in inputs])
@@ -53,11 +48,11 @@ def test_outputs(seed, sizes, activation, with_bias, n):
 
 @settings(max_examples=40, deadline=None)
 @given(**networks)
-def test_the_gradient_of_the_squared_error(seed, sizes, activation, with_bias, n):
+def test_the_gradient_of_the_squared_error(seed, sizes, activation, n):
     rng = np.random.default_rng(seed)
-    mlp = random_mlp(rng, [*sizes, 1], activation, [with_bias] * len(sizes))
+    mlp = random_mlp(rng, [*sizes, 1], activation)
     inputs, targets = rng.normal(size=(n, sizes[0])), rng.normal(size=n)
-    params = [param for layer in mlp.layers for param in (layer.weight, layer.bias) if param is not None]
+    params = [param for layer in mlp.layers for param in (layer.weight, layer.bias)]
     gradients = [np.full_like(param, np.nan) for param in params]
     loss = mlp.squared_error(inputs, targets, gradients)
     assert loss == pytest.approx(mean_squared_error(described(mlp), inputs, targets), rel=1e-10)
@@ -71,3 +66,15 @@ def test_the_gradient_of_the_squared_error(seed, sizes, activation, with_bias, n
             below = mean_squared_error(described(mlp), inputs, targets)
             param[place] = kept
             assert gradient[place] == pytest.approx((above - below) / (2 * h), rel=1e-4, abs=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**networks)
+def test_the_size_of_terms_bounds_what_is_summed(seed, sizes, activation, n):
+    rng = np.random.default_rng(seed)
+    mlp = random_mlp(rng, [*sizes, 2], activation)
+    inputs = rng.normal(size=(n, sizes[0]))
+    *hidden, (weight, bias, _) = described(mlp)
+    latents = [mlp_output(hidden, row) for row in inputs]
+    expected = max(abs(weight[o]) @ abs(latent) + abs(bias[o]) for latent in latents for o in range(2))
+    assert mlp.size_of_terms(inputs) == pytest.approx(expected)

@@ -17,7 +17,7 @@ from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
-from sb3_uatrpo.plain_mlp import FastPath
+from sb3_uatrpo.core.layers import LayeredLinearization
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -28,6 +28,7 @@ from tests.helpers import (
     collect,
     env_major,
     make_model,
+    take_apart,
 )
 from tests.reference import (
     DoubleMultiInputPolicy,
@@ -44,7 +45,7 @@ VECTORS = spaces.Dict({"one": spaces.Box(-1.0, 1.0, (2,), np.float32), "other": 
 CASES = {
     **{name: {"action_space": name} for name in ACTION_SPACES},
     "deep": {"action_space": "box", "policy_kwargs": {"net_arch": [4, 3, 2]}},
-    "relu": {"action_space": "multi_discrete", "policy_kwargs": {"net_arch": [5, 4], "activation_fn": th.nn.ReLU}},
+    "relu": {"action_space": "discrete", "policy_kwargs": {"net_arch": [5, 4], "activation_fn": th.nn.ReLU}},
     "no_hidden_layer": {"action_space": "box_matrix", "policy_kwargs": {"net_arch": []}},
     "dict_of_vectors": {
         "action_space": "box",
@@ -76,14 +77,25 @@ CASES = {
 }
 
 
-def estimates_and_reference(name: str, n: int = 40):
+#: the cases whose products may be computed layer by layer
+LAYERED = ("box", "box_matrix", "discrete", "deep", "relu", "no_hidden_layer")
+
+
+def estimates_and_reference(name: str, n: int = 40, layered: bool = False):
+    with pytest.MonkeyPatch.context() as patch:
+        if layered:
+            take_apart(patch)
+        return _estimates_and_reference(name, n)
+
+
+def _estimates_and_reference(name: str, n: int):
     model = make_model(UATRPO, n_projections=8, **CASES[name])
     collect(model)
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages)
-    actor = Actor(model.policy, FastPath())
-    with actor.evaluation_mode():
+    actor = Actor(model.policy)
+    with actor.differentiable_policy():
         actor.find_params(obs, n)
     estimates = actor.estimates(batch)
     d = actor.n_params
@@ -99,9 +111,12 @@ def estimates_and_reference(name: str, n: int = 40):
     return estimates, dense
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=[*CASES, *(f"{name}, layered" for name in LAYERED)])
 def case(request):
-    return estimates_and_reference(request.param)
+    name, _, layered = request.param.partition(", ")
+    estimates, dense = estimates_and_reference(name, layered=bool(layered))
+    assert isinstance(estimates._whole, LayeredLinearization) == bool(layered)
+    return estimates, dense
 
 
 def close(tensor: th.Tensor, expected: np.ndarray) -> None:

@@ -8,52 +8,59 @@ from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core.estimates import Linearization
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.plain_mlp import FastPath
-from tests.core.test_estimates import CASES, close, estimates_and_reference
-from tests.helpers import ACTION_SPACES, collect, env_major, make_model
-
-LAYERED = [*ACTION_SPACES, "deep", "relu", "no_hidden_layer", "dict_of_vectors"]
+from tests.core.test_estimates import CASES, LAYERED, close
+from tests.helpers import collect, env_major, make_model, take_apart
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_plain_chains_are_taken_apart_and_nothing_else_is(name):
-    estimates, _ = estimates_and_reference(name)
-    assert isinstance(estimates._whole, LayeredLinearization) == (name in LAYERED)
+def both(model) -> tuple[Linearization, Linearization]:
+    """The linearisation of one rollout, layer by layer and in general."""
+    if model._last_obs is None:
+        collect(model)
+    batch = Batch(*env_major(model))
+    found = []
+    for layered in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if layered:
+                take_apart(patch)
+            actor = Actor(model.policy)
+            with actor.differentiable_policy():
+                actor.find_params(batch.observations, len(batch))
+                found.append(actor.linearize(batch))
+    assert [type(each) for each in found] == [LayeredLinearization, Linearization]
+    assert list(map(id, found[0].params)) == list(map(id, found[1].params))
+    return found[0], found[1]
+
+
+def check_products(layered: Linearization, general: Linearization, columns: int) -> None:
+    generator = th.Generator().manual_seed(2)
+    d = sum(param.numel() for param in general.params)
+    X = th.randn(columns, d, generator=generator, dtype=th.float64).T
+    n, k = general.head.shape
+    P, Q = layered.jvp(X), general.jvp(X)
+    # of logits, up to a constant for each step, which no product depends on
+    close(layered.fisher_product(P), general.fisher_product(Q).numpy())
+    close((layered.scores * P).sum(dim=-1), (general.scores * Q).sum(dim=-1).numpy())
+    U = general.fisher_product(th.randn(columns, n, k, generator=generator, dtype=th.float64))
+    close(layered.vjp(U), general.vjp(U).numpy())
+    weights = th.randn(columns, n, generator=generator, dtype=th.float64)
+    close(layered.weighted_samples(weights), general.weighted_samples(weights).numpy())
+    close(layered.samples(), general.samples().numpy())
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5])
 @pytest.mark.parametrize("name", LAYERED)
 def test_taken_apart_or_not_the_products_are_the_same(name, columns):
-    estimates, _ = estimates_and_reference(name)
-    layered = estimates._whole
-    general = Linearization(layered.head, layered.params, layered.fisher_product, layered.scores)
-    generator = th.Generator().manual_seed(2)
-    X = th.randn(columns, estimates.n_params, generator=generator, dtype=th.float64).T
-    close(layered.jvp(X), general.jvp(X).numpy())
-    U = th.randn(columns, *layered.head.shape, generator=generator, dtype=th.float64)
-    close(layered.vjp(U), general.vjp(U).numpy())
+    check_products(*both(make_model(UATRPO, n_projections=8, **CASES[name])), columns)
 
 
 @pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])
-def test_frozen_parameters_of_a_plain_chain(frozen):
+def test_frozen_parameters_of_a_chain(frozen):
     model = make_model(UATRPO, "box", n_projections=8)
     collect(model)
-    names = [name for name, _ in model.policy.named_parameters()]
     for name, param in model.policy.named_parameters():
         if name == frozen or (frozen == "all_layers" and name != "log_std"):
             param.requires_grad_(False)
-    obs, actions, advantages = env_major(model)
-    batch = Batch(obs, actions, advantages)
-    actor = Actor(model.policy, FastPath())
-    with actor.evaluation_mode():
-        actor.find_params(obs, len(batch))
-        linearization = actor.linearize(batch)
-    assert isinstance(linearization, LayeredLinearization)
-    assert len(names) > len(actor.params)
-    general = Linearization(
-        linearization.head, linearization.params, linearization.fisher_product, linearization.scores
-    )
-    X = th.eye(actor.n_params, dtype=th.float64)
-    close(linearization.jvp(X), general.jvp(X).numpy())
-    U = th.randn(3, *linearization.head.shape, generator=th.Generator().manual_seed(0), dtype=th.float64)
-    close(linearization.vjp(U), general.vjp(U).numpy())
+    layered, general = both(model)
+    assert len(list(model.policy.parameters())) > len(layered.params)
+    for columns in (1, 3):
+        check_products(layered, general, columns)

@@ -1,0 +1,233 @@
+"""
+May the fast way be taken? Whose code runs, and has anything changed since?
+
+The fast way repeats in NumPy what a standard MLP policy (``plain_mlp.py``) computes. The policy itself computes the
+first step of each rollout, the first minibatch of the critic and the action distribution of each update. The fast way
+does the rest, if all of these hold:
+
+1. The policy's parts are exactly the standard ones, with the methods that their libraries gave them (``is_as_built``).
+2. While the policy computed, only code of these libraries ran (``RunningCode``).
+3. The fast way finds the same, up to rounding (``same_but_for_rounding``); if not, ``warn_if_different`` warns.
+4. During a rollout, nothing has changed since (``Watch``).
+
+In all other cases the policy computes everything itself: the general way.
+"""
+
+import operator
+import sys
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+#: The packages whose code runs if nothing was added to a policy. All of Python's own would be too many: a hook may be a
+#: ``unittest.mock.Mock``.
+LIBRARIES = frozenset({"torch", "stable_baselines3", "gymnasium", "numpy", "sb3_uatrpo"})
+_PYTHONS_OWN = frozenset({"abc", "collections", "contextlib", "logging", "typing"})
+#: Largest difference that counts as rounding, relative to the largest output: far above the effect of another order of
+#: summation in float32, and far below that of any deliberate change.
+_RELATIVE_TOLERANCE = 1e-4
+#: Classes that were found to have their own methods alone, with what they contained.
+_looked_at: dict[type, dict[str, Any]] = {}
+_warned: WeakSet[ActorCriticPolicy] = WeakSet()
+
+
+class RunningCode:
+    """The Python code that runs within ``noted``: calls of functions, in this thread."""
+
+    def __init__(self) -> None:
+        self._globals: dict[types.CodeType, dict[str, Any]] = {}
+        self._is_known = True
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Within this context, code is noted. If another profiler is active, it stays, and no code is known."""
+        if sys.getprofile() is not None:
+            self._is_known = False
+            yield
+            return
+
+        def note(frame: types.FrameType, event: str, _: Any) -> None:
+            if event == "call":
+                self._globals[frame.f_code] = frame.f_globals
+
+        try:
+            sys.setprofile(note)
+            yield
+        finally:
+            # not a profiler that somebody started within the context
+            if sys.getprofile() is note:
+                sys.setprofile(None)
+
+    @property
+    def is_libraries_own(self) -> bool:
+        """Whether all of the code belongs to the libraries, as far as it is known."""
+        packages = {str(names.get("__name__")).partition(".")[0] for names in self._globals.values()}
+        return self._is_known and packages <= LIBRARIES | _PYTHONS_OWN
+
+    def places(self, kinds: Iterable[type]) -> Iterator[tuple[Any, str]]:
+        """
+        :param kinds: classes of the objects that the code works on, with their base classes
+        :return: where this code could be replaced, as owner and name: the methods of these classes that ran, and the
+            functions and classes that Stable-Baselines3's code finds in its modules
+        """
+        for kind in kinds:
+            for name, value in vars(kind).items():
+                if getattr(value, "__code__", None) in self._globals:
+                    yield kind, name
+        for code, names in self._globals.items():
+            module = str(names["__name__"])
+            if module.startswith("stable_baselines3."):
+                for name in code.co_names:
+                    if name in names and not isinstance(names[name], types.ModuleType):
+                        yield sys.modules[module], name
+
+
+def is_librarys(owner: Any, *names: str) -> bool:
+    """
+    :param owner: any object
+    :param names: of its methods
+    :return: whether all of them are the functions that a library's class defines under these names
+    """
+    return not vars(owner).keys() & set(names) and all(
+        _package(base) in LIBRARIES and _is_own(base, name)
+        for name in names
+        for base in type(owner).__mro__
+        if name in vars(base)
+    )
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_own(kind: type, name: str) -> bool:
+    """Whether a class has a function of its own under this name, or something that is no function."""
+    value = vars(kind)[name]
+    function = getattr(value, "__func__", getattr(value, "fget", value))
+    if not isinstance(function, types.FunctionType):
+        return not callable(function) or isinstance(function, type)
+    module = str(function.__globals__.get("__name__"))
+    if kind is nn.Module:
+        # has functions under two names, and torch.compile replaces some
+        return module.startswith("torch.")
+    return module == kind.__module__ and function.__qualname__ == f"{kind.__qualname__}.{name}"
+
+
+def is_as_built(policy: ActorCriticPolicy) -> bool:
+    """
+    What leaves no trace in the code that runs: functions implemented in C, and functions of the libraries themselves.
+
+    :param policy: a policy of Stable-Baselines3
+    :return: whether no module has a forward hook, no attribute of an object hides one of its class, and no method of
+        their classes was replaced
+    """
+    modules = list(policy.modules())
+    owners: list[Any] = [*modules, policy.action_dist]
+    return (
+        not any(_forward_hooks(modules))
+        and not any(hasattr(type(owner), name) for owner in owners for name in vars(owner))
+        and all(map(_has_own_methods, _classes(owners)))
+    )
+
+
+def _classes(owners: Iterable[Any]) -> set[type]:
+    """The libraries' classes that define what some objects do."""
+    kinds = {base for kind in set(map(type, owners)) for base in kind.__mro__}
+    return {kind for kind in kinds if _package(kind) in LIBRARIES}
+
+
+def _has_own_methods(kind: type) -> bool:
+    """Whether a library's class has its own methods alone; a class that has not changed is looked at once."""
+    if vars(kind) != _looked_at.get(kind) and all(_is_own(kind, name) for name in vars(kind)):
+        _looked_at[kind] = dict(vars(kind))
+    return bool(vars(kind) == _looked_at.get(kind))
+
+
+def _forward_hooks(modules: Iterable[nn.Module]) -> list[dict]:
+    own = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+    return [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks, *own]
+
+
+class Watch:
+    """
+    Notices whether anything has changed that decides what a policy computes: the numbers of its parameters, its parts
+    and its hooks, the methods of their classes, and attributes that hide them.
+
+    :param policy: a standard MLP policy on the CPU
+    :param code: what ran when it computed
+    """
+
+    def __init__(self, policy: ActorCriticPolicy, code: RunningCode) -> None:
+        modules = list(policy.modules())
+        tables = [table for module in modules for table in (module._modules, module._parameters) if table]
+        self._objects = [*modules, policy.action_dist, policy.action_dist.distribution]
+        self._types = list(map(type, self._objects))
+        self._dicts = [*map(vars, self._objects), *map(vars, set(self._types)), *tables]
+        self._lengths = list(map(len, self._dicts))
+        self._hooks = _forward_hooks(modules)
+        parts = [(vars(policy), name) for name in ("action_dist", "_squash_output", "share_features_extractor")]
+        parts += [(table, name) for table in tables for name in table]
+        self._tables, self._names = zip(*parts, strict=True)
+        self._parts = list(map(dict.get, self._tables, self._names))
+        self._owners, self._methods = zip(*set(code.places(_classes(self._objects))), strict=True)
+        self._functions = list(map(getattr, self._owners, self._methods))
+        params = list(policy.parameters())
+        self._where = [param.data_ptr for param in params]
+        self._addresses = [where() for where in self._where]
+        arrays: list[Any] = [param.detach().numpy() for param in params]
+        self._memory = [memoryview(array).cast("B") for array in arrays]
+        self._numbers = list(map(bytes, self._memory))
+
+    def sees_no_change(self) -> bool:
+        """
+        :return: whether everything is as it was when the watch began
+        """
+        return (
+            list(map(len, self._dicts)) == self._lengths
+            and not any(self._hooks)
+            and list(map(type, self._objects)) == self._types
+            and all(map(operator.is_, map(dict.get, self._tables, self._names), self._parts))
+            and list(map(getattr, self._owners, self._methods)) == self._functions
+            and [where() for where in self._where] == self._addresses
+            # lengths are equal, so startswith compares the whole buffers, without copying them
+            and all(map(bytes.startswith, self._numbers, self._memory))
+        )
+
+
+def same_but_for_rounding(ours: Any, theirs: Any, scale: float = 0.0) -> bool:
+    """
+    :param ours: outputs of the fast way
+    :param theirs: the policy's own
+    :param scale: size of the numbers that the outputs are sums of; at least the largest output is assumed
+    :return: whether they agree up to rounding
+    """
+    ours, theirs = (th.as_tensor(outputs, device="cpu").double() for outputs in (ours, theirs))
+    if ours.shape != theirs.shape:
+        return False
+    if theirs.numel():
+        scale = max(scale, theirs.abs().nan_to_num(0.0, 0.0).amax().item())
+    return th.allclose(ours, theirs, rtol=_RELATIVE_TOLERANCE, atol=_RELATIVE_TOLERANCE * scale, equal_nan=True)
+
+
+def warn_if_different(policy: ActorCriticPolicy, differences: list[str]) -> bool:
+    """
+    :param policy: a standard MLP policy
+    :param differences: names of the outputs that differ beyond rounding; the first time, a warning lists them
+    :return: whether there are any
+    """
+    if differences and policy not in _warned:
+        _warned.add(policy)
+        warnings.warn(
+            "The policy looks like a standard MLP, but its layers alone do not reproduce "
+            f"{' and '.join(differences)} that the policy itself computes. The slower general code path is used.",
+            stacklevel=4,
+        )
+    return bool(differences)
