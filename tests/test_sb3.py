@@ -589,7 +589,8 @@ def test_parameters_that_few_steps_use_are_trained(cls, sub_sampling_factor):
         cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_steps=64, sub_sampling_factor=sub_sampling_factor
     )
     before = model.policy.features_extractor.experts[1].weight.clone()
-    learns_something(model, 192)
+    # ten updates, since the four steps behind F̂ and Σ̂ seldom include one that uses them
+    learns_something(model, 640)
     assert not th.equal(before, model.policy.features_extractor.experts[1].weight)
 
 

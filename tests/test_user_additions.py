@@ -494,10 +494,10 @@ def test_compiled_modules_are_updated(cls, in_place):
 
     vectors = []
     for change in (lambda policy: None, compiled):
-        model = make_model(cls, "box", double=False, n_steps=16, batch_size=16)
+        model = make_model(cls, "box", double=False, n_steps=48, batch_size=16)
         change(model.policy)
         model.set_random_seed(0)
-        model.learn(2 * 16)
+        model.learn(2 * 48)
         assert logged(model)["step_fraction"] > 0
         vectors.append(actor_vector(model))
         net = model.policy.mlp_extractor.policy_net

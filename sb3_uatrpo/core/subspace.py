@@ -87,9 +87,11 @@ def subspace_direction(
     refused = SubspaceDirection(th.full_like(gradient, th.nan), 0)
     if not bool(gram.isfinite().all()) or not bool(gradient.isfinite().all()):
         return refused
-    isotropic = shrinkage * sketched.trace().item() / th.linalg.vector_norm(omega, dtype=th.float64).square().item()
-    if shrinkage > 0.0 and not 0.0 < isotropic < math.inf:
-        return refused
+    isotropic = 0.0
+    if shrinkage > 0.0:
+        isotropic = shrinkage * sketched.trace().item() / th.linalg.vector_norm(omega).double().square().item()
+        if not 0.0 < isotropic < math.inf:
+            return refused
     S, Vh = _singular_values(gram) if cut > CUT_FOR_GRAM else _exact_singular_values(statistic)
     kept = S > S[0] * cut
     if not bool(kept.any()):
