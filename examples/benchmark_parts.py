@@ -94,16 +94,6 @@ def parts(env_id: str, repetitions: int) -> dict[str, tuple[float, float]]:
         milliseconds(lambda: callback.update_locals(fast.as_callbacks_see(local)), repetitions),
         milliseconds(lambda: plain.update_locals(dict(local)), repetitions),
     )
-    buffer.reset()
-    found["advantages with Python floats"] = (
-        milliseconds(lambda: rollouts.compute_returns_and_advantage(buffer, values, starts), repetitions, 1),
-        milliseconds(lambda: buffer.compute_returns_and_advantage(values, starts), repetitions, 1),
-    )
-    low, high = model.action_space.low, model.action_space.high  # type: ignore[attr-defined]
-    found["clipping without np.clip"] = (
-        milliseconds(lambda: model._actions_for_env(step.actions), repetitions),
-        milliseconds(lambda: np.clip(step.actions, low, high), repetitions),
-    )
     return found
 
 

@@ -169,7 +169,7 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
     places: list[tuple[Any, str, str]] = [
         (model.env, "step", "env"),
         (rollouts.FastSteps, "store", "buffer"),
-        (rollouts, "compute_returns_and_advantage", "buffer"),
+        (model.rollout_buffer, "compute_returns_and_advantage", "buffer"),
         (rollouts.FastSteps, "act", "policy"),
         (rollouts.FastSteps, "let_act", "policy"),
         (rollouts.FastSteps, "fill", "policy"),

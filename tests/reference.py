@@ -256,21 +256,3 @@ def mlp_output(layers, row: np.ndarray) -> np.ndarray:
 def mean_squared_error(layers, inputs: np.ndarray, targets: np.ndarray) -> float:
     """Mean squared error of a chain with one output."""
     return sum((mlp_output(layers, x)[0] - t) ** 2 for x, t in zip(inputs, targets, strict=True)) / len(targets)
-
-
-def generalized_advantages(rewards, values, starts, last_values, dones, gamma: float, lam: float) -> np.ndarray:
-    """Sums of (γλ)^l δ_{t+l} up to the end of the episode, in the order (step, environment)."""
-    n_steps, n_envs = rewards.shape
-    advantages = np.zeros((n_steps, n_envs))
-    for e in range(n_envs):
-        over = [*starts[1:, e].astype(bool), bool(dones[e])]
-        following = [*values[1:, e], last_values[e]]
-        for t in range(n_steps):
-            factor = 1.0
-            for k in range(t, n_steps):
-                delta = rewards[k, e] - values[k, e] + (0.0 if over[k] else gamma * following[k])
-                advantages[t, e] += factor * delta
-                factor *= gamma * lam
-                if over[k]:
-                    break
-    return advantages

@@ -423,7 +423,7 @@ def test_benchmark_commits(tmp_path):
 
 def test_benchmark_parts(tmp_path):
     output = run(tmp_path, "benchmark_parts.py", "--env", "Pendulum-v1", "--repetitions", "1")
-    assert output.count("\n| ") == 9
+    assert output.count("\n| ") == 7
     assert "at least 1" in run(tmp_path, "benchmark_parts.py", "--repetitions", "0", code=2)
 
 
