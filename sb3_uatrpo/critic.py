@@ -51,17 +51,19 @@ def fit_values(
     general = GraphGradients(policy, params)
     candidate = ArrayGradients.of(policy, rollout_buffer, params)
     gradients: GraphGradients | ArrayGradients = general
-    with nullcontext() if candidate is None else _fused_adam(policy.optimizer):
+    at_once = candidate is not None
+    with _fused_adam(policy.optimizer) if at_once else nullcontext():
         for _ in range(n_epochs):
-            for observations, returns in _minibatches(rollout_buffer, batch_size, candidate is not None):
+            for observations, returns in _minibatches(rollout_buffer, batch_size, at_once):
                 code = RunningCode()
                 with nullcontext() if candidate is None else code.noted():
                     loss = gradients.at(observations, returns)
+                    if math.isfinite(loss):
+                        policy.optimizer.step()
                 if candidate is not None and code.is_libraries_own and not candidate.differences(general, observations):
                     gradients = candidate
                 candidate = None
                 if math.isfinite(loss):
-                    policy.optimizer.step()
                     losses.append(loss)
                 else:
                     warnings.warn(

@@ -136,7 +136,9 @@ class FastSteps:
             places, *arrays = zip(*self._pending, strict=True)
             values, log_probs = self._acting.evaluate(*map(np.concatenate, arrays))
             rows, shape = list(places), (len(places), self._buffer.n_envs)
-            self._buffer.values[rows], self._buffer.log_probs[rows] = values.view(shape), log_probs.view(shape)
+            for array, found in ((self._buffer.values, values), (self._buffer.log_probs, log_probs)):
+                # what a callback has written there stays
+                array[rows] = np.where(array[rows] == 0.0, found.view(shape).numpy(), array[rows])
         self._pending = []
 
     def as_callbacks_see(self, local: dict[str, Any]) -> RolloutLocals:
@@ -145,7 +147,8 @@ class FastSteps:
         :return: those that Stable-Baselines3's loop has; some are computed only when they are read
         """
         seen = RolloutLocals(local)
-        for name in ("fast", "drawn"):
+        # super() makes the last one
+        for name in ("fast", "drawn", "__class__"):
             dict.pop(seen, name, None)
         if self.step is not None:
             seen.defer("obs_tensor", self.step.obs_tensor)
@@ -184,8 +187,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
         :return: False if the callback ended the rollout early
         """
         if not (self.fast_rollouts and type(rollout_buffer) is RolloutBuffer and StandardMLP.recognise(self.policy)):
-            # super() would be one more local variable
-            return OnPolicyAlgorithm.collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps)
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         assert self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)
         rollout_buffer.reset()

@@ -15,12 +15,15 @@ import torch as th
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import MlpExtractor
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import UATRPO, critic
+from sb3_uatrpo.critic import ArrayGradients
 from sb3_uatrpo.guard import RunningCode, Watch, is_as_built, is_librarys, same_but_for_rounding
 from tests.helpers import actor_vector, collect, count_fast_steps, logged, make_model, scale_latents
 from tests.test_rollouts import assert_same_buffers
@@ -34,6 +37,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.torch_layers import MlpExtractor
 
 owner, name = {
@@ -136,6 +141,72 @@ def test_what_counts_its_calls_counts_as_many_as_in_stable_baselines3(make):
     assert kept[0][0] == kept[1][0]
     assert len(kept[0][0]) > 90
     np.testing.assert_allclose(kept[0][1], kept[1][1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_mixin_between_the_algorithm_and_its_base_is_asked(fast):
+    calls = []
+
+    class Counting(OnPolicyAlgorithm):
+        def collect_rollouts(self, *args, **kwargs):
+            calls.append("rollout")
+            return super().collect_rollouts(*args, **kwargs)
+
+    class Both(UATRPO, Counting):
+        pass
+
+    # the general way, here because of gSDE or because it was asked for
+    model = Both("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", use_sde=fast, fast_rollouts=fast)
+    model.learn(128)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("name", ["values", "log_probs"])
+def test_what_a_callback_writes_into_the_buffer_stays(name):
+    found = []
+    for fast in (True, False):
+        model = UATRPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", seed=0, fast_rollouts=fast)
+
+        def write(local, _):
+            buffer = local["rollout_buffer"]
+            getattr(buffer, name)[: buffer.pos] = 7.0
+            return True
+
+        model.learn(64, callback=write)
+        found.append(getattr(model.rollout_buffer, name))
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    assert (found[0] == 7.0).sum() == 63
+
+
+def test_a_patched_step_of_the_optimizer_is_noticed(monkeypatch):
+    """It puts new memory into the parameters, from which arrays would not read."""
+    vectors = []
+    step = th.optim.Adam.step
+
+    def clamped(self, closure=None):
+        step(self, closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data = param.data.clamp(-0.3, 0.3)
+
+    monkeypatch.setattr(th.optim.Adam, "step", clamped)
+    for array_gradients in (ArrayGradients.of, lambda *args: None):
+        monkeypatch.setattr(ArrayGradients, "of", staticmethod(array_gradients))
+        model = UATRPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=8, device="cpu", seed=0)
+        model.learn(64)
+        vectors.append(model.policy.value_net.weight.detach().numpy().copy())
+    np.testing.assert_allclose(*vectors, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("n_epochs", [1, 3])
+def test_the_critic_gathers_once_in_each_epoch(n_epochs, monkeypatch):
+    model = UATRPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=8, device="cpu", n_critic_updates=n_epochs)
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    collect(model)
+    minibatches, asked = critic._minibatches, []
+    monkeypatch.setattr(critic, "_minibatches", lambda *args: asked.append(args[2]) or minibatches(*args))
+    model.train()
+    assert asked == [True] * n_epochs
 
 
 def test_a_users_subclass_that_changes_nothing_takes_the_general_way(monkeypatch):
