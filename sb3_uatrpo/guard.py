@@ -13,6 +13,7 @@ does the rest, if all of these hold:
 In all other cases the policy computes everything itself: the general way.
 """
 
+import gc
 import operator
 import sys
 import types
@@ -58,13 +59,19 @@ class RunningCode:
             if event == "call":
                 self._globals[frame.f_code] = frame.f_globals
 
+        collects_garbage = gc.isenabled()
         try:
+            # finalizers of garbage, whose time depends on all else in the process, would be noted too, and the choice
+            # between the two ways would change the last digits
+            gc.disable()
             sys.setprofile(note)
             yield
         finally:
             # not a profiler that somebody started within the context
             if sys.getprofile() is note:
                 sys.setprofile(None)
+            if collects_garbage:
+                gc.enable()
 
     @property
     def is_libraries_own(self) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import cProfile
 import functools
+import gc
 import subprocess
 import sys
 import threading
@@ -300,6 +301,43 @@ def test_cprofile_sees_a_whole_run():
     assert model._n_updates == 2
     names = {entry.code.co_name for entry in profile.getstats() if not isinstance(entry.code, str)}
     assert {"collect_rollouts", "train", "fit_values", "forward"} <= names
+
+
+class Garbage:
+    """In a cycle, so that only the collector finds it."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        collected.append(self)
+
+
+collected: list[Garbage] = []
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_finalizers_of_garbage_are_not_noted(enabled):
+    """Otherwise, the last digits would depend on when the collector runs."""
+    thresholds, was_enabled = gc.get_threshold(), gc.isenabled()
+    code = RunningCode()
+    collected.clear()
+    try:
+        gc.disable()
+        Garbage()
+        gc.set_threshold(1)
+        if enabled:
+            gc.enable()
+        with code.noted():
+            # as many objects as make the collector run
+            list(map(list, [()] * 1000))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.set_threshold(*thresholds)
+        (gc.enable if was_enabled else gc.disable)()
+    assert code.is_libraries_own
+    gc.collect()
+    assert len(collected) == 1
 
 
 def test_no_profiler_is_left_behind_by_an_error():
