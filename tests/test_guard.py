@@ -324,12 +324,14 @@ def test_finalizers_of_garbage_are_not_noted(enabled):
     collected.clear()
     try:
         gc.disable()
-        Garbage()
-        gc.set_threshold(1)
+        gc.collect()
+        kept = [Garbage()]
+        gc.set_threshold(500)
         if enabled:
             gc.enable()
         with code.noted():
-            # as many objects as make the collector run
+            kept.clear()
+            # more objects than make the collector run
             list(map(list, [()] * 1000))
         assert gc.isenabled() == enabled
     finally:
