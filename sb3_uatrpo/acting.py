@@ -79,6 +79,7 @@ class ActingMLP:
             self._std = None if self._log_std is None else np.exp(self._log_std)
         self._is_finite = self._std is None or bool(np.isfinite(self._std).all())
         self._noise = th.empty(0, device="cpu")
+        self._numbers = self._noise.numpy()
         #: bytes that a row of the pending steps takes, with the critic's activations
         widths = sum(len(layer.bias) for layer in mlp.critic.layers)
         self.bytes_per_row = 4 * (mlp.actor.layers[0].weight.shape[1] + 2 * len(mlp.actor.layers[-1].bias) + widths)
@@ -124,9 +125,11 @@ class ActingMLP:
             weights = np.exp(outputs - outputs.max(axis=1, keepdims=True))
             probabilities = weights / weights.sum(axis=1, keepdims=True)
             return th.multinomial(th.from_numpy(probabilities), 1, True, generator=stream).numpy()[:, 0]
-        if self._noise.shape != outputs.shape:
+        if self._numbers.shape != outputs.shape:
             self._noise = th.empty(outputs.shape, dtype=th.float32, device="cpu")
-        actions: Array = self._noise.normal_(generator=stream).numpy() * self._std
+            self._numbers = self._noise.numpy()
+        self._noise.normal_(generator=stream)
+        actions: Array = self._numbers * self._std
         actions += outputs
         return actions
 

@@ -43,6 +43,8 @@ class Actor:
         self.params: tuple[th.Tensor, ...] = ()
         #: bytes that the graph of one step's head keeps, excluding the parameters
         self.bytes_per_step = 0
+        #: bytes that ∂h/∂z of all layers takes for one step, where products are computed layer by layer
+        self.bytes_of_jacobians = 0
 
     @property
     def n_params(self) -> int:
@@ -98,9 +100,6 @@ class Actor:
         """
         self.bytes_per_step, size = self._size_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
         mlp = self._mlp if self._mlp is not None and self._mlp.is_fast_with(size) else None
-        if mlp is not None:
-            # and ∂h/∂z of each layer, where products are computed layer by layer
-            self.bytes_per_step += 4 * size * mlp.n_outputs
         candidates = [param for param in self.policy.parameters() if param.requires_grad]
         used = [False] * len(candidates)
         heads, code = [], RunningCode()
@@ -117,6 +116,7 @@ class Actor:
             ours = th.cat([mlp.linearize(rows_of(observations, part), ())[0] for part in self._parts(n_steps)])
             differences = [] if same_but_for_rounding(ours, th.cat(heads)) else ["the action distribution"]
             self._mlp = None if warn_if_different(self.policy, differences) else mlp
+            self.bytes_of_jacobians = 4 * size * mlp.n_outputs
 
     def check_products(self, observations: th.Tensor | TensorDict) -> None:
         """
@@ -203,7 +203,13 @@ class Actor:
         :param batch: n steps
         :return: ĝ, F̂ and Σ̂ over them
         """
-        return SampleEstimates(lambda part: self.linearize(batch[part]), len(batch), self.n_params, self.bytes_per_step)
+        return SampleEstimates(
+            lambda part: self.linearize(batch[part]),
+            len(batch),
+            self.n_params,
+            self.bytes_per_step,
+            self.bytes_of_jacobians,
+        )
 
     def gradient(self, batch: Batch, estimates: SampleEstimates) -> th.Tensor:
         """

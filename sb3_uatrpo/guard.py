@@ -20,6 +20,7 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 from weakref import WeakSet
 
@@ -104,7 +105,7 @@ def is_librarys(owner: Any, *names: str) -> bool:
     :return: whether all of them are the functions that a library's class defines under these names
     """
     return not vars(owner).keys() & set(names) and all(
-        _package(base) in LIBRARIES and _is_own(base, name)
+        _package(base) in LIBRARIES and is_own(base, name)
         for name in names
         for base in type(owner).__mro__
         if name in vars(base)
@@ -115,8 +116,12 @@ def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _is_own(kind: type, name: str) -> bool:
-    """Whether a class has a function of its own under this name, or something that is no function."""
+def is_own(kind: type, name: str) -> bool:
+    """
+    :param kind: a library's class
+    :param name: of one of its attributes
+    :return: whether it is a function of the class itself, or no function at all
+    """
     value = vars(kind)[name]
     function = getattr(value, "__func__", getattr(value, "fget", value))
     if not isinstance(function, types.FunctionType):
@@ -153,7 +158,7 @@ def _classes(owners: Iterable[Any]) -> set[type]:
 
 def _has_own_methods(kind: type) -> bool:
     """Whether a library's class has its own methods alone; a class that has not changed is looked at once."""
-    if vars(kind) != _looked_at.get(kind) and all(_is_own(kind, name) for name in vars(kind)):
+    if vars(kind) != _looked_at.get(kind) and all(is_own(kind, name) for name in vars(kind)):
         _looked_at[kind] = dict(vars(kind))
     return bool(vars(kind) == _looked_at.get(kind))
 
@@ -166,7 +171,8 @@ def _forward_hooks(modules: Iterable[nn.Module]) -> list[dict]:
 class Watch:
     """
     Notices whether anything has changed that decides what a policy computes: the numbers of its parameters, its parts
-    and its hooks, the methods of their classes, and attributes that hide them.
+    and its hooks, the methods of their classes, and attributes that hide them. It is asked at each step, so it makes
+    few calls, each of which compares many things.
 
     :param policy: a standard MLP policy on the CPU
     :param code: what ran when it computed
@@ -174,23 +180,24 @@ class Watch:
 
     def __init__(self, policy: ActorCriticPolicy, code: RunningCode) -> None:
         modules = list(policy.modules())
-        tables = [table for module in modules for table in (module._modules, module._parameters) if table]
+        self._hooks = _forward_hooks(modules)
         self._objects = [*modules, policy.action_dist, policy.action_dist.distribution]
         self._types = list(map(type, self._objects))
-        self._dicts = [*map(vars, self._objects), *map(vars, set(self._types)), *tables]
+        kinds = _classes(self._objects)
+        self._dicts = [*map(vars, self._objects), *map(vars, kinds)]
         self._lengths = list(map(len, self._dicts))
-        self._hooks = _forward_hooks(modules)
-        parts = [(vars(policy), name) for name in ("action_dist", "_squash_output", "share_features_extractor")]
-        parts += [(table, name) for table in tables for name in table]
-        self._tables, self._names = zip(*parts, strict=True)
-        self._parts = list(map(dict.get, self._tables, self._names))
-        self._owners, self._methods = zip(*set(code.places(_classes(self._objects))), strict=True)
-        self._functions = list(map(getattr, self._owners, self._methods))
-        params = list(policy.parameters())
-        self._where = [param.data_ptr for param in params]
-        self._addresses = [where() for where in self._where]
-        arrays: list[Any] = [param.detach().numpy() for param in params]
-        self._memory = [memoryview(array).cast("B") for array in arrays]
+        self._children = [module._modules for module in modules if module._modules]
+        self._modules = _values(self._children)
+        self._own_params = [module._parameters for module in modules if module._parameters]
+        self._addresses = list(map(th.Tensor.data_ptr, _values(self._own_params)))
+
+        names: dict[Any, set[str]] = {policy: {"action_dist", "_squash_output", "share_features_extractor"}}
+        for owner, name in code.places(kinds):
+            names.setdefault(owner, set()).add(name)
+        self._looks = [(operator.attrgetter(*names[owner]), owner) for owner in names]
+        self._found = [look(owner) for look, owner in self._looks]
+
+        self._memory = [memoryview(param.detach().numpy()).cast("B") for param in policy.parameters()]  # type: ignore[arg-type]
         self._numbers = list(map(bytes, self._memory))
 
     def sees_no_change(self) -> bool:
@@ -201,12 +208,17 @@ class Watch:
             list(map(len, self._dicts)) == self._lengths
             and not any(self._hooks)
             and list(map(type, self._objects)) == self._types
-            and all(map(operator.is_, map(dict.get, self._tables, self._names), self._parts))
-            and list(map(getattr, self._owners, self._methods)) == self._functions
-            and [where() for where in self._where] == self._addresses
+            and _values(self._children) == self._modules
+            # a parameter that was replaced by another has another address
+            and list(map(th.Tensor.data_ptr, _values(self._own_params))) == self._addresses
+            and [look(owner) for look, owner in self._looks] == self._found
             # lengths are equal, so startswith compares the whole buffers, without copying them
             and all(map(bytes.startswith, self._numbers, self._memory))
         )
+
+
+def _values(tables: Iterable[dict[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, tables)))
 
 
 def same_but_for_rounding(ours: Any, theirs: Any, scale: float = 0.0) -> bool:
@@ -214,11 +226,13 @@ def same_but_for_rounding(ours: Any, theirs: Any, scale: float = 0.0) -> bool:
     :param ours: outputs of the fast way
     :param theirs: the policy's own
     :param scale: size of the numbers that the outputs are sums of; at least the largest output is assumed
-    :return: whether they agree up to rounding
+    :return: whether they have the same type and agree up to rounding
     """
-    ours, theirs = (th.as_tensor(outputs, device="cpu").double() for outputs in (ours, theirs))
-    if ours.shape != theirs.shape:
+    ours, theirs = (th.as_tensor(outputs, device="cpu") for outputs in (ours, theirs))
+    # under autocast, outputs have fewer digits than the parameters
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
+    ours, theirs = ours.double(), theirs.double()
     if theirs.numel():
         scale = max(scale, theirs.abs().nan_to_num(0.0, 0.0).amax().item())
     return th.allclose(ours, theirs, rtol=_RELATIVE_TOLERANCE, atol=_RELATIVE_TOLERANCE * scale, equal_nan=True)

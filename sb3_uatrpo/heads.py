@@ -31,6 +31,8 @@ from stable_baselines3.common.distributions import (
 from torch.distributions import Bernoulli, Categorical, Normal
 from torch.nn import functional as F
 
+from sb3_uatrpo.guard import is_own
+
 
 class UnsupportedDistributionError(ValueError):
     """The policy's action distribution has no head, or would be misread by it."""
@@ -218,53 +220,34 @@ class _UncheckedBernoulli(BernoulliDistribution):
 @dataclass(frozen=True)
 class _Supported:
     """
-    What is known of one of Stable-Baselines3's distributions. Its methods are recorded before anyone can replace them.
+    What is known of one of Stable-Baselines3's distributions.
 
     :param head: makes its head
     :param unchecked: the same distribution, without torch's validation of its parameters
     :param wrapped: the torch distribution that it wraps
-    :param log_prob: its own method
-    :param proba_distribution: its own method, which sets its parameters
     """
 
     head: Callable[[Any], Head]
     unchecked: type[Distribution]
     wrapped: type[th.distributions.Distribution]
-    log_prob: Any
-    proba_distribution: Any
 
 
 # Exact types: a subclass may redefine its log-probability
 _SUPPORTED: dict[type[Distribution], _Supported] = {
-    kind: _Supported(head, unchecked, wrapped, kind.log_prob, kind.proba_distribution)
-    for kind, head, unchecked, wrapped in (
-        (DiagGaussianDistribution, lambda _: GaussianHead(), _UncheckedGaussian, Normal),
-        (
-            SquashedDiagGaussianDistribution,
-            lambda _: GaussianHead(TanhBijector()),
-            _UncheckedSquashedGaussian,
-            Normal,
-        ),
-        (
-            StateDependentNoiseDistribution,
-            lambda found: GaussianHead(found.bijector),
-            _UncheckedStateDependentNoise,
-            Normal,
-        ),
-        (
-            CategoricalDistribution,
-            lambda found: CategoricalHead([found.action_dim]),
-            _UncheckedCategorical,
-            Categorical,
-        ),
-        (
-            MultiCategoricalDistribution,
-            lambda found: CategoricalHead(found.action_dims),
-            _UncheckedMultiCategorical,
-            Categorical,
-        ),
-        (BernoulliDistribution, lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
-    )
+    DiagGaussianDistribution: _Supported(lambda _: GaussianHead(), _UncheckedGaussian, Normal),
+    SquashedDiagGaussianDistribution: _Supported(
+        lambda _: GaussianHead(TanhBijector()), _UncheckedSquashedGaussian, Normal
+    ),
+    StateDependentNoiseDistribution: _Supported(
+        lambda found: GaussianHead(found.bijector), _UncheckedStateDependentNoise, Normal
+    ),
+    CategoricalDistribution: _Supported(
+        lambda found: CategoricalHead([found.action_dim]), _UncheckedCategorical, Categorical
+    ),
+    MultiCategoricalDistribution: _Supported(
+        lambda found: CategoricalHead(found.action_dims), _UncheckedMultiCategorical, Categorical
+    ),
+    BernoulliDistribution: _Supported(lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
 }
 
 
@@ -301,7 +284,7 @@ def check_distribution(found: Any, expected: type[Distribution]) -> None:
             f"{expected.__name__}, which is of {known.wrapped.__name__}; other distributions are not supported, "
             "because their Fisher matrix is not known here"
         )
-    if "log_prob" in vars(found) or expected.log_prob is not known.log_prob:
+    if "log_prob" in vars(found) or not is_own(expected, "log_prob"):
         raise UnsupportedDistributionError(
             f"policy: log_prob of {expected.__name__} was replaced; other log-probabilities are not supported, because "
             "their Fisher matrix is not known here"
@@ -326,6 +309,6 @@ def unchecked(distribution: Any) -> Any:
     """
     twin = copy.copy(distribution)
     kind = type(distribution)
-    if kind.proba_distribution is _SUPPORTED[kind].proba_distribution:
+    if is_own(kind, "proba_distribution"):
         twin.__class__ = _SUPPORTED[kind].unchecked
     return twin

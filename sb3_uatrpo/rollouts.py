@@ -243,7 +243,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
             return actions
         if self.policy.squash_output:
             return self.policy.unscale_action(actions)
-        return np.clip(actions, self.action_space.low, self.action_space.high)
+        # np.clip, which does these two, takes twice as long for a few numbers
+        return np.minimum(np.maximum(actions, self.action_space.low), self.action_space.high)
 
     def _bootstrap_time_limits(self, rewards: Array, dones: Array, infos: list[dict[str, Any]]) -> None:
         """Add γV of the state that was reached to the last reward of an episode that a time limit truncated."""

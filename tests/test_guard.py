@@ -15,10 +15,10 @@ import pytest
 import torch as th
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel
 from stable_baselines3.common.torch_layers import MlpExtractor
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -77,6 +77,28 @@ def test_a_class_patched_before_this_package_is_imported(name):
     command = [sys.executable, "-W", "ignore", "-c", PATCHED_BEFORE_IMPORT, name]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.stdout == "fine\n", result.stderr
+
+
+def test_a_log_probability_replaced_before_this_package_is_imported_is_refused():
+    script = """
+import functools
+from stable_baselines3.common.distributions import DiagGaussianDistribution
+own = DiagGaussianDistribution.log_prob
+DiagGaussianDistribution.log_prob = functools.wraps(own)(lambda self, actions: own(self, actions) - 1.0)
+from sb3_uatrpo import UATRPO
+UATRPO("MlpPolicy", "Pendulum-v1", n_steps=100, device="cpu").learn(100)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "policy: log_prob of DiagGaussianDistribution was replaced" in result.stderr
+
+
+def test_autocast_takes_the_general_way(monkeypatch):
+    acted = count_fast_steps(monkeypatch)
+    model = small()
+    with pytest.warns(UserWarning, match="its layers alone do not reproduce"), th.autocast("cpu", th.float16):
+        collect(model)
+    assert not acted
 
 
 def counting_hook(calls):
@@ -439,6 +461,25 @@ def test_the_watch_notices_a_patched_class(owner, name, monkeypatch):
     assert not watch.sees_no_change()
 
 
+@pytest.mark.parametrize(("owner", "name"), [(BaseModel, "__call__"), (Distribution, "__getattribute__")])
+def test_the_watch_notices_a_method_added_to_a_base_class(owner, name, monkeypatch):
+    policy = small().policy
+    watch = Watch(policy, noted(policy))
+    monkeypatch.setattr(owner, name, getattr(owner, name), raising=False)
+    assert name in vars(owner)
+    assert not watch.sees_no_change()
+
+
+def test_a_parameter_that_shares_memory_with_the_one_it_replaces_changes_nothing():
+    policy = small().policy
+    watch = Watch(policy, noted(policy))
+    policy.log_std = nn.Parameter(policy.log_std.detach())
+    assert watch.sees_no_change()
+    with th.no_grad():
+        policy.log_std += 1.0
+    assert not watch.sees_no_change()
+
+
 @pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])
 def test_hooks_on_all_modules_are_noticed(register):
     policy = small().policy
@@ -474,6 +515,7 @@ def test_rounding_is_told_from_difference(scale):
     assert same_but_for_rounding(theirs * (1.0 + 1e-6), theirs)
     assert not same_but_for_rounding(theirs * 1.01, theirs)
     assert not same_but_for_rounding(theirs[:1], theirs)
+    assert not same_but_for_rounding(theirs.double(), theirs)
     assert same_but_for_rounding(theirs * th.nan, theirs * th.nan)
     assert not same_but_for_rounding(theirs * th.nan, theirs)
 

@@ -198,14 +198,20 @@ class SampleEstimates:
     :param n_steps: n, number of steps
     :param n_params: d, number of actor parameters
     :param bytes_per_step: bytes that the graph of one step's head keeps
+    :param bytes_beside: bytes that a linearisation keeps for each step besides, however many columns a product has
     """
 
     def __init__(
-        self, linearize: Callable[[slice], Linearization], n_steps: int, n_params: int, bytes_per_step: int
+        self,
+        linearize: Callable[[slice], Linearization],
+        n_steps: int,
+        n_params: int,
+        bytes_per_step: int,
+        bytes_beside: int = 0,
     ) -> None:
         self.n_steps = n_steps
         self.n_params = n_params
-        self.parts = parts_of(n_steps, bytes_per_step)
+        self.parts = parts_of(n_steps, bytes_per_step + bytes_beside)
         self._linearize = linearize
         self._bytes_per_step = max(1, bytes_per_step)
 
@@ -268,19 +274,24 @@ class SampleEstimates:
         :return: F̂X and Σ̂X, each of shape ``(d, c)``, column-major
         """
         n_columns = matrix.shape[1]
-        fisher = matrix.new_zeros(n_columns, self.n_params).T
-        covariance = matrix.new_zeros(n_columns, self.n_params).T
+        fisher, covariance = (matrix.new_empty(n_columns, self.n_params).T for _ in range(2))
         mean = self.gradient() @ matrix
         steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, PRODUCT_GRAPH_BYTES // self._bytes_per_step))
         # 5·d numbers for each column: its copy in pieces, and the products with F̂ and Σ̂, each in pieces and joined
         width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
+        is_first = True
         for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):
                 columns = slice(start, min(start + width, n_columns))
                 P = part.jvp(matrix[:, columns])
                 deviations = (part.scores * P).sum(dim=-1) - mean[columns, None]
-                fisher[:, columns] += part.vjp(part.fisher_product(P) / self.n_steps)
-                covariance[:, columns] += part.weighted_samples(deviations / (self.n_steps - 1))
+                products = (
+                    part.vjp(part.fisher_product(P) / self.n_steps),
+                    part.weighted_samples(deviations / (self.n_steps - 1)),
+                )
+                for total, product in zip((fisher, covariance), products, strict=True):
+                    total[:, columns] = product if is_first else total[:, columns] + product
+            is_first = False
         return fisher, covariance
 
     def fisher_product(self, vector: th.Tensor) -> th.Tensor:
