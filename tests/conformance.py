@@ -18,6 +18,11 @@ stable_baselines3.A2C = CLASS
 ONE_STEP = "uses n_steps=1 with one environment, which is refused: a covariance needs two samples"
 TWO_ROLLOUTS = "its budget of 2,000 steps is 400 updates of A2C, and two of this class"
 ONE_ROLLOUT = "its budget of 500 steps is 100 updates of A2C's critic, and less than one rollout of this class"
+TWO_UPDATES = "its budget of 1,200 steps is 240 updates of A2C, and two of this class, which end at 87 of 100, not 90"
+ROUNDING = (
+    "products are layer by layer for Box observations and general for Dict: actions differ by 1e-4 of their size after "
+    "two updates, and may differ by 1e-5"
+)
 NAME = "expects a log folder called A2C; ours has the name of the class"
 EXPECTED_FAILURES = {
     "test_callbacks_can_cancel_runs": ONE_STEP,
@@ -25,6 +30,8 @@ EXPECTED_FAILURES = {
     "test_infinite_horizon[True": ONE_ROLLOUT,
     "test_tensorboard": NAME,
 }
+if CLASS is sb3_uatrpo.UATRPO:
+    EXPECTED_FAILURES |= {"test_discrete[env2-": TWO_UPDATES, "test_consistency[": ROUNDING}
 #: Tests of A2C that are not parametrised with the class
 BY_NAME = {"test_a2c[CartPole-v1]", "test_a2c[Pendulum-v1]", "test_tensorboard[a2c]"}
 
