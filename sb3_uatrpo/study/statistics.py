@@ -45,7 +45,7 @@ class Welch(NamedTuple):
 def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, window: float) -> Array:
     """
     Trailing mean of training returns: at step ``t``, over the episodes that ended in ``(t - window, t]``. If none did,
-    it is the return of the last episode before; before the first episode, the curve is NaN.
+    it is over the episodes that ended last before; before the first episode, the curve is NaN.
 
     :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
     :param returns: their returns (``n_episodes``)
@@ -61,14 +61,16 @@ def learning_curve(timesteps: ArrayLike, returns: ArrayLike, grid: ArrayLike, wi
         raise ValueError("timesteps must ascend")
     points = np.asarray(grid, dtype=np.float64)
     end = np.searchsorted(t, points, side="right")
-    begin = np.minimum(np.searchsorted(t, points - window, side="right"), np.maximum(end - 1, 0))
+    # environments in lockstep end several episodes at one step
+    last = t[np.maximum(end - 1, 0)] if len(t) else points
+    begin = np.minimum(np.searchsorted(t, points - window, side="right"), np.searchsorted(t, last))
     return np.array([r[i:j].mean() if j > i else np.nan for i, j in zip(begin, end, strict=True)], dtype=np.float64)
 
 
 def final_return(timesteps: ArrayLike, returns: ArrayLike, n_timesteps: int, share: float = FINAL_SHARE) -> float:
     """
-    Mean return of the training episodes that ended in the last ``share`` of the steps; if none did, the return of the
-    last episode. Episodes that ended after ``n_timesteps``, in the last rollout, belong to the last share too.
+    Mean return of the training episodes that ended in the last ``share`` of the steps; if none did, of those that
+    ended last. Episodes that ended after ``n_timesteps``, in the last rollout, belong to the last share too.
 
     :param timesteps: steps at which episodes ended, ascending (``n_episodes``)
     :param returns: their returns (``n_episodes``)

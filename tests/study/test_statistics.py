@@ -34,6 +34,13 @@ def test_final_return_of_long_episodes_is_that_of_the_last():
     assert math.isnan(final_return([], [], 1000))
 
 
+def test_episodes_that_end_at_one_step_count_alike():
+    timesteps, returns = [300, 600, 600, 600], [9.0, 1.0, 2.0, 6.0]
+    for order in (returns, [9.0, 6.0, 2.0, 1.0]):
+        assert final_return(timesteps, order, 1000) == 3.0
+        assert learning_curve(timesteps, order, [200, 500, 650, 900], 100).tolist()[1:] == [9.0, 3.0, 3.0]
+
+
 def test_episodes_that_end_after_the_budget_count():
     assert final_return([900, 1001, 1200], [1.0, 2.0, 4.0], 1000) == 3.0
 
