@@ -115,8 +115,8 @@ class Actor:
         if mlp is not None and code.is_libraries_own and set(self.params) <= set(mlp.actor_params):
             ours = th.cat([mlp.linearize(rows_of(observations, part), ())[0] for part in self._parts(n_steps)])
             differences = [] if same_but_for_rounding(ours, th.cat(heads)) else ["the action distribution"]
-            self._mlp = None if warn_if_different(self.policy, differences) else mlp
-            self.bytes_of_jacobians = 4 * size * mlp.n_outputs
+            if not warn_if_different(self.policy, differences):
+                self._mlp, self.bytes_of_jacobians = mlp, 4 * size * mlp.n_outputs
 
     def check_products(self, observations: th.Tensor | TensorDict) -> None:
         """

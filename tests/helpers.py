@@ -1,6 +1,7 @@
 """Small environments and rollouts for the tests."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,3 +197,10 @@ def logged(model) -> dict[str, Any]:
     """What the last update recorded under train/, without the prefix."""
     values = model.logger.name_to_value
     return {key.removeprefix("train/"): value for key, value in values.items() if key.startswith("train/")}
+
+
+def learn_in_threads(models, n_timesteps):
+    """Let all models learn side by side, each in a thread of its own; an error in one of them fails the test."""
+    with ThreadPoolExecutor(len(models)) as pool:
+        for learning in [pool.submit(model.learn, n_timesteps) for model in models]:
+            learning.result()

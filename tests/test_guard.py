@@ -6,7 +6,6 @@ import functools
 import gc
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.critic import ArrayGradients
 from sb3_uatrpo.guard import RunningCode, Watch, is_as_built, is_librarys, same_but_for_rounding
-from tests.helpers import actor_vector, collect, count_fast_steps, logged, make_model, scale_latents
+from tests.helpers import actor_vector, collect, count_fast_steps, learn_in_threads, logged, make_model, scale_latents
 from tests.test_rollouts import assert_same_buffers
 from tests.test_user_additions import as_sb3, filled, small
 
@@ -391,20 +390,8 @@ def test_a_profiler_that_somebody_starts_within_stays():
 
 def test_threads_learn_side_by_side_as_each_alone_would():
     """Profilers belong to threads; random numbers are shared, and no draw of another thread looks like a difference."""
-    models, errors = [small(n_envs=2) for _ in range(3)], []
-
-    def learn(model):
-        try:
-            model.learn(5 * 96)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=learn, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    models = [small(n_envs=2) for _ in range(3)]
+    learn_in_threads(models, 5 * 96)
     assert all(model._n_updates == 5 for model in models)
 
 

@@ -28,7 +28,16 @@ from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.rollouts import FastSteps
-from tests.helpers import ACTION_SPACES, NoiseEnv, actor_vector, collect, count_fast_steps, logged, make_model
+from tests.helpers import (
+    ACTION_SPACES,
+    NoiseEnv,
+    actor_vector,
+    collect,
+    count_fast_steps,
+    learn_in_threads,
+    logged,
+    make_model,
+)
 from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
 from tests.test_update import check_updates
@@ -446,20 +455,7 @@ def test_several_models_learn_in_several_threads():
     policy_kwargs = {"net_arch": [4], "features_extractor_class": Attention}
     before = settings_of_torch()
     models = [small(policy_kwargs=policy_kwargs, n_steps=16, batch_size=16) for _ in range(3)]
-    errors = []
-
-    def learn(model):
-        try:
-            model.learn(5 * 16)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=learn, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    learn_in_threads(models, 5 * 16)
     assert settings_of_torch() == before
     assert all(model._n_updates == 5 for model in models)
 
