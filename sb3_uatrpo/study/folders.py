@@ -46,7 +46,7 @@ class StudyFolder:
         try:
             # another driver may be writing its marker, to a file that begins with a dot
             if create and not marker.exists() and not any(self.path.glob("[!.]*")):
-                write_atomically(marker, json.dumps({"format": FORMAT}) + "\n")
+                write_atomically(marker, (json.dumps({"format": FORMAT}) + "\n").encode())
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StudyError(f"{self.path} is not the folder of a study (no readable {MARKER}): {error}") from error

@@ -1,39 +1,29 @@
 """
-The specification of a run, and its record: one small JSON file, written as a whole or not at all.
-
-Long columns of numbers are packed, as docs/api/study.md describes: bytes that hold exponents come together and repeat,
-so they compress well.
+The specification of a run, and its record: one small compressed JSON file, written as a whole or not at all.
 """
 
-import base64
+import gzip
 import hashlib
 import json
 import math
 import os
 import re
 import zlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-FORMAT = 2
+FORMAT = 3
 SERIES = ("episodes", "evaluations", "updates")
-# Evaluations are too few to be worth packing
-PACKED = ("episodes", "updates")
-TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "delta-int64": np.dtype("<i8")}
-# float32 holds about seven, so six survive it: enough for a picture, in a third of the space
+# Of the floats in a record: enough for a picture, in a third of the space
 SIGNIFICANT_DIGITS = 6
-# Maximum number of values, rows times columns, in a table that is packed or unpacked: a small file could otherwise
-# claim to hold a thousand times as many, and exhaust the memory
-MAX_VALUES = 2**22
+# Bytes of a record's text: a small file could otherwise unpack to a thousand times its size, and exhaust the memory
+MAX_SIZE = 2**28
 # In a failed run's traceback, separates the error from the run's own output
 OUTPUT_HEADING = "\nThe last that it printed:\n"
-# File systems allow 255 bytes; the key, the suffix of the record and what its temporary file adds need 21 of them
-LONGEST_STEM = 255 - 21
+# File systems allow 255 bytes; the key, the suffix of the record and what its temporary file adds need 24 of them
+LONGEST_STEM = 255 - 24
 # What users call runs without varied values
 UNVARIED = "plain"
 
@@ -117,7 +107,7 @@ class RunSpec:
         parts = [self.algo, self.env_id, self.variant, f"s{self.seed}"]
         stem = "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part)
         # the key alone makes it unique
-        return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json"
+        return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json.gz"
 
 
 @dataclass(frozen=True)
@@ -177,23 +167,24 @@ def write_record(record: Record, folder: str | os.PathLike[str]) -> Path:
     """
     content = {"format": FORMAT, "key": record.spec.key(), **vars(record), "spec": record.spec.to_json()}
     content |= {name: _rounded(content[name]) for name in SERIES}
-    content |= {name: pack_table(content[name]) for name in PACKED}
     path = Path(folder) / record.spec.file_name
     try:
         check_schema(content, SCHEMA)
     except ValueError as error:
         raise StudyError(f"{path} is not written: {error}") from error
-    write_atomically(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+    text = json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"
+    # without the time, so that equal records are equal files
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
     return path
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write or replace a file, and create its folder. Readers see the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -208,9 +199,13 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     :raises StudyError: naming the file, if it cannot be read, is truncated, or is not a valid record
     """
     try:
-        return _record_of(json.loads(Path(path).read_text(encoding="utf-8")))
-    # deeply nested lists raise a RecursionError
-    except (OSError, ValueError, RecursionError) as error:
+        with gzip.open(path) as file:
+            text = file.read(MAX_SIZE)
+            if file.read(1):
+                raise ValueError(f"its text is longer than {MAX_SIZE} bytes")
+        return _record_of(json.loads(text))
+    # what gzip raises is among them, and deeply nested lists raise a RecursionError
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
 
 
@@ -220,7 +215,7 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
         that is not a record or is a copy of one under another name
     """
     records, bad = [], []
-    for path in sorted(Path(folder).glob("[!.]*.json")):
+    for path in sorted(Path(folder).glob("[!.]*.json*")):
         try:
             record = read_record(path)
         except StudyError as error:
@@ -240,7 +235,6 @@ def _record_of(content: Any) -> Record:
     spec = RunSpec.from_json(content["spec"])
     if spec.key() != content["key"]:
         raise ValueError(f"its key {content['key']!r} does not match its specification")
-    content |= {name: unpack_table(content[name], name) for name in PACKED}
     for name in SERIES:
         if len({len(values) for values in content[name].values()}) > 1:
             raise ValueError(f"its {name} are not lists of equal length")
@@ -268,66 +262,6 @@ def round_float(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
-def pack_table(table: Table) -> dict[str, Any]:
-    """:return: the table, in which a column is packed if that makes it shorter without changing a value"""
-    if sum(map(len, table.values())) > MAX_VALUES:
-        return dict(table)
-    return {name: _pack(values) for name, values in table.items()}
-
-
-def unpack_table(table: dict[str, Any], of: str = "columns") -> Table:
-    """
-    :return: the columns that ``pack_table`` packed, checked against the schema of a record; errors call them ``of``
-    :raises ValueError: naming the column whose data do not match its encoding and length
-    """
-    n_values = sum(column["length"] for column in table.values() if isinstance(column, dict))
-    if n_values > MAX_VALUES:
-        raise ValueError(f"its packed {of} have {n_values} values, but at most {MAX_VALUES} are unpacked")
-    columns = {}
-    for name, column in table.items():
-        try:
-            columns[name] = _unpack(column) if isinstance(column, dict) else column
-        # ValueError includes what base64 raises
-        except (zlib.error, ValueError) as error:
-            raise ValueError(f"{of}: {name} cannot be unpacked: {error}") from error
-    return columns
-
-
-def _pack(values: list[Any]) -> Any:
-    types = set(map(type, values))
-    if types == {int} and max(map(abs, values)) < 2**62:
-        encoding = "delta-int64"
-        numbers = np.diff(np.array(values, dtype=np.int64), prepend=0)
-    elif float in types and types <= {float, type(None)}:
-        encoding = "float32"
-        # values too large for it become infinite, which the comparison below detects
-        with np.errstate(over="ignore"):
-            numbers = np.array(values, dtype=np.float64).astype(np.float32)
-    else:
-        return values
-    rows = numbers.astype(TYPES[encoding]).view(np.uint8).reshape(len(values), -1)
-    data = base64.b64encode(zlib.compress(rows.T.tobytes(), 9)).decode("ascii")
-    packed = {"encoding": encoding, "length": len(values), "data": data}
-    if len(data) > sum(len(repr(value)) for value in values) or _unpack(packed) != values:
-        return values
-    return packed
-
-
-def _unpack(column: dict[str, Any]) -> list[Any]:
-    dtype = TYPES[column["encoding"]]
-    # JSON Schema accepts 3.0 as an integer
-    length = int(column["length"])
-    decompressor = zlib.decompressobj()
-    # one byte more than expected, since a limit of 0 would mean none
-    content = decompressor.decompress(base64.b64decode(column["data"], validate=True), length * dtype.itemsize + 1)
-    if len(content) != length * dtype.itemsize or not decompressor.eof or decompressor.unused_data:
-        raise ValueError(f"its data are not those of {length} numbers")
-    numbers = np.frombuffer(content, np.uint8).reshape(dtype.itemsize, length).T.copy().view(dtype)[:, 0]
-    if dtype.kind == "i":
-        return np.cumsum(numbers).tolist()
-    return [None if math.isnan(value) else round_float(value) for value in numbers.tolist()]
-
-
 def check_schema(content: Any, schema: dict[str, Any]) -> None:
     """:raises ValueError: if the content of a JSON or YAML file does not match the JSON Schema, naming the place"""
     from jsonschema import Draft202012Validator
@@ -346,20 +280,14 @@ def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[s
     return {"type": "object", "properties": properties | (optional or {}), "required": list(properties)}
 
 
-def _column_of(items: dict[str, Any], encodings: Sequence[str] = tuple(TYPES)) -> dict[str, Any]:
-    length = {"type": "integer", "minimum": 1, "maximum": MAX_VALUES}
-    packed = _object(encoding={"enum": list(encodings)}, length=length, data=TEXT)
-    return {"if": {"type": "object"}, "then": packed, "else": _list_of(items)}
-
-
 TEXT = {"type": "string"}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
 INTEGER = {"type": "integer"}
 COUNT = {"type": "integer", "minimum": 0}
 # a number that was not finite is written as null
 NUMBER_OR_NULL = {"type": ["number", "null"]}
-INTEGERS = _column_of(INTEGER, ["delta-int64"])
-NUMBERS = _column_of(NUMBER_OR_NULL)
+INTEGERS = _list_of(INTEGER)
+NUMBERS = _list_of(NUMBER_OR_NULL)
 ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
 
 SCHEMA = _object(
@@ -379,7 +307,7 @@ SCHEMA = _object(
     evaluations=_object({"is_success": ROWS}, timesteps=_list_of(INTEGER), returns=ROWS),
     # an algorithm may log anything; a report reads these
     updates=_object(timesteps=INTEGERS)
-    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _column_of({})},
+    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _list_of({})},
     versions=TEXTS,
     machine=TEXTS,
     wall_time={"type": "number"},

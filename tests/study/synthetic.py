@@ -69,7 +69,7 @@ def make_record(
 
 def make_folder(folder: Path) -> Path:
     """A study's folder without records."""
-    write_atomically(folder / MARKER, json.dumps({"format": FORMAT}))
+    write_atomically(folder / MARKER, json.dumps({"format": FORMAT}).encode())
     return folder
 
 

@@ -30,7 +30,7 @@ def test_equal_is_what_has_one_key():
 
 def test_names():
     spec = replace(SPEC, env_id="module:ALE/Pong-v5", variant="noise=1,gamma=0.9", seed=12)
-    assert spec.file_name == f"ppo_module-ALE-Pong-v5_noise=1-gamma=0.9_s12_{spec.key()}.json"
+    assert spec.file_name == f"ppo_module-ALE-Pong-v5_noise=1-gamma=0.9_s12_{spec.key()}.json.gz"
     assert str(spec) == "ppo (noise=1,gamma=0.9) on module:ALE/Pong-v5, seed 12"
 
 
@@ -39,8 +39,8 @@ def test_a_long_variant_has_a_file():
     # with ".lock", what file systems take
     assert all(len(f"{spec.file_name}.lock".encode()) <= 255 for spec in long)
     assert len({spec.file_name for spec in long}) == 2
-    longest = replace(SPEC, variant="x" * (234 - len("ppo_CartPole-v1__s0")))
-    assert longest.file_name == f"ppo_CartPole-v1_{longest.variant}_s0_{longest.key()}.json"
+    longest = replace(SPEC, variant="x" * (231 - len("ppo_CartPole-v1__s0")))
+    assert longest.file_name == f"ppo_CartPole-v1_{longest.variant}_s0_{longest.key()}.json.gz"
 
 
 def test_a_plan_is_the_product():

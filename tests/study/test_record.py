@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 from dataclasses import replace
@@ -9,7 +10,6 @@ from sb3_uatrpo.study.record import (
     Record,
     RunSpec,
     StudyError,
-    pack_table,
     read_record,
     read_records,
     write_record,
@@ -32,7 +32,7 @@ RECORD = Record(
 
 def test_what_was_written_is_read(tmp_path):
     path = write_record(RECORD, tmp_path / "new")
-    assert path.name == f"uatrpo_Hopper-v4_noise=1_s3_{SPEC.key()}.json"
+    assert path.name == f"uatrpo_Hopper-v4_noise=1_s3_{SPEC.key()}.json.gz"
     assert read_record(path) == RECORD
     assert read_records(tmp_path / "new") == ([RECORD], [])
     assert read_records(tmp_path / "none") == ([], [])
@@ -55,7 +55,7 @@ def test_floats_are_short_and_settings_exact(tmp_path):
     assert all(math.isnan(value) for value in read.episodes["returns"][2:])
     assert read.updates["kl_ratio"] == [None]
     # readers of other languages know no NaN
-    json.loads(path.read_text(), parse_constant=pytest.fail)
+    json.loads(gzip.decompress(path.read_bytes()), parse_constant=pytest.fail)
 
 
 def test_a_write_that_fails_leaves_the_old_record(tmp_path, monkeypatch):
@@ -78,20 +78,13 @@ def test_what_no_reader_would_take_is_not_written(tmp_path):
 
 
 def edited(**changes):
-    content = json.loads(json.dumps({"format": 2, "key": SPEC.key(), **vars(RECORD), "spec": SPEC.to_json()}))
+    content = json.loads(json.dumps({"format": 3, "key": SPEC.key(), **vars(RECORD), "spec": SPEC.to_json()}))
     content.update(changes)
     return json.dumps({name: value for name, value in content.items() if value != "absent"})
 
 
 def episodes(**changes):
     return {**RECORD.episodes, **changes}
-
-
-PACKED = pack_table({"timesteps": list(range(1000, 1_001_000, 1000))})["timesteps"]
-
-
-def updates(**changes):
-    return {"timesteps": {**PACKED, **changes}}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +97,8 @@ def updates(**changes):
         ("[" * 100_000, "recursion"),
         ("[]", "[] is not of type 'object'"),
         ("{}", "'format' is a required property"),
-        (edited(format=1), "format: 2 was expected"),
-        (edited(format=3), "format: 2 was expected"),
+        (edited(format=2), "format: 3 was expected"),
+        (edited(format=4), "format: 3 was expected"),
         (edited(versions="absent"), "'versions' is a required property"),
         (edited(versions=[]), "versions: [] is not of type 'object'"),
         (edited(versions={"numpy": 2}), "versions.numpy: 2 is not of type 'string'"),
@@ -124,24 +117,14 @@ def updates(**changes):
         (edited(updates={"timesteps": 1}), "updates.timesteps: 1 is not of type 'array'"),
         (edited(updates={"timesteps": [1], "kl_ratio": ["x"]}), "updates.kl_ratio[0]: 'x' is not of type"),
         (edited(updates={"timesteps": ["x" * 1000]}), "xxx' is not of type 'integer'"),
-        (edited(updates={"timesteps": {}}), "updates.timesteps: 'encoding' is a required property"),
-        (edited(updates=updates(encoding="float32")), "updates.timesteps.encoding: 'float32' is not one of"),
-        (edited(updates=updates(length=10**9)), "updates.timesteps.length: 1000000000 is greater than the maximum"),
-        (edited(updates=updates(length=-1)), "updates.timesteps.length: -1 is less than the minimum of 1"),
-        (edited(updates=updates(length=999)), "updates: timesteps cannot be unpacked: its data are not those of 999"),
-        (edited(updates=updates(data="x")), "updates: timesteps cannot be unpacked: "),
-        (edited(updates=updates(data=PACKED["data"][:-8])), "updates: timesteps cannot be unpacked: its data are not"),
-        (edited(updates=updates(data="é")), "updates: timesteps cannot be unpacked: "),
-        (edited(updates=updates(data=None)), "updates.timesteps.data: None is not of type 'string'"),
-        (edited(updates=updates() | {"kl_ratio": [1.0]}), "its updates are not lists of equal length"),
-        (edited(episodes=episodes(returns=PACKED)), "its episodes are not lists of equal length"),
+        (edited(updates={"timesteps": [1], "kl_ratio": []}), "its updates are not lists of equal length"),
     ],
 )
 def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
     good = write_record(replace(RECORD, spec=replace(SPEC, seed=9)), tmp_path)
-    bad = tmp_path / "bad.json"
-    bad.write_text(text)
-    with pytest.raises(StudyError, match=r"bad\.json: ") as caught:
+    bad = tmp_path / "bad.json.gz"
+    bad.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(StudyError, match=r"bad\.json\.gz: ") as caught:
         read_record(bad)
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
@@ -151,14 +134,50 @@ def test_a_corrupted_record_is_named_and_skipped(tmp_path, text, reason):
     assert unreadable == [(bad, str(caught.value).removeprefix(f"{bad}: "))]
 
 
-def test_bytes_that_are_no_text(tmp_path):
-    (tmp_path / "bad.json").write_bytes(b"\xff\xfe\x00")
-    assert len(read_records(tmp_path)[1]) == 1
+CONTENT = gzip.compress(edited().encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b"{}", "Not a gzipped file"),
+        (CONTENT[:100], "end-of-stream marker"),
+        (CONTENT[:-8] + b"\x00" * 8, "CRC check failed"),
+        (CONTENT[:30] + b"\xff" * 30 + CONTENT[60:], "Error -3 while decompressing"),
+        (gzip.compress(b"\xff\xfe\x00"), "can't decode byte"),
+    ],
+)
+def test_a_file_that_is_damaged(tmp_path, data, reason):
+    (tmp_path / "bad.json.gz").write_bytes(data)
+    ((_, said),) = read_records(tmp_path)[1]
+    assert reason in said
+
+
+def test_a_small_file_of_a_huge_text_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("sb3_uatrpo.study.record.MAX_SIZE", 10_000)
+    path = write_record(RECORD, tmp_path)
+    assert read_record(path) == RECORD
+    path.write_bytes(gzip.compress(b" " * 10_001))
+    with pytest.raises(StudyError, match="its text is longer than 10000 bytes"):
+        read_record(path)
+
+
+def test_equal_records_are_equal_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    first = write_record(RECORD, tmp_path).read_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert write_record(RECORD, tmp_path).read_bytes() == first
+
+
+def test_a_record_of_an_older_version_is_named(tmp_path):
+    (tmp_path / "old.json").write_text(edited(format=2))
+    assert [path.name for path, _ in read_records(tmp_path)[1]] == ["old.json"]
 
 
 def test_a_copy_is_named_and_does_not_count(tmp_path):
     path = write_record(RECORD, tmp_path)
-    copy = tmp_path / "zz_copy.json"
+    copy = tmp_path / "zz_copy.json.gz"
     copy.write_bytes(path.read_bytes())
     assert read_records(tmp_path) == ([RECORD], [(copy, f"a copy: the file of this record is called {path.name}")])
 

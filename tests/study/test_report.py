@@ -181,7 +181,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path, page):
         tmp_path / "study", make_record(seed=0), make_record(seed=1, status="failed"), without, backwards,
         make_record("trpo", seed=0, status="failed"),
     )  # fmt: skip
-    (folder / "records" / "cut.json").write_text('{"format": 1, "spec"')
+    (folder / "records" / "cut.json.gz").write_text('{"format": 1, "spec"')
     text = page(folder)
     assert text.splitlines()[2].startswith("2 runs done, 2 failed, 2 left out")
     said = section(text, "Runs")
@@ -189,7 +189,7 @@ def test_failed_corrupted_and_empty_runs_are_counted_and_named(tmp_path, page):
     assert "- trpo on Hopper-v4, seed 0: " in said
     assert "without a final return" in said
     assert "- uatrpo on Hopper-v4, seed 2" in said
-    assert "- `cut.json`: " in said
+    assert "- `cut.json.gz`: " in said
     assert "the timesteps of its episodes do not ascend" in said
     (row,) = rows(section(text, "Returns"))
     assert row[2:4] == ["uatrpo", "1"]
@@ -475,7 +475,7 @@ def test_bad_folders(tmp_path):
     with pytest.raises(StudyError, match=r"no records$"):
         report(empty, tmp_path / "report")
     (empty / "records").mkdir()
-    (empty / "records" / "cut.json").write_text("{")
+    (empty / "records" / "cut.json.gz").write_text("{")
     with pytest.raises(StudyError, match=r"no records \(1 unreadable, the first: "):
         report(empty, tmp_path / "report")
     failed = write(tmp_path / "failed", make_record(status="failed"))

@@ -714,7 +714,7 @@ def test_a_study_that_is_killed_three_times_loses_no_run(tmp_path):
     records = tmp_path / "study" / "records"
 
     def n_records():
-        return len(list(records.glob("[!.]*.json"))) if records.exists() else 0
+        return len(list(records.glob("[!.]*.json.gz"))) if records.exists() else 0
 
     for least in (3, 8, 13):
         with subprocess.Popen(program, cwd=ROOT) as driver:
