@@ -7,11 +7,12 @@ It prints a table of all runs. Then it compares the means and the 20%-CVaRs of t
 by bootstrap intervals over runs. Holm's method corrects *better* and *worse* for the number of tasks. ``--noise 1``
 judges the runs with adversarial noise.
 
-A variant of an algorithm, such as ``uatrpo_shrinkage (uncertainty_coef=0)``, is a method of its own. After the pairs of
-the rule, each variant is compared with the methods of the rule, and these with all other algorithms, such as PPO, whose
-runs may be in a folder of their own:
+A variant of an algorithm, such as ``trpo_matched (cg_damping=1)``, is a method of its own. After the pairs of the rule,
+each variant is compared with the methods of the rule, and these with all other algorithms, such as PPO, whose runs may
+be in a folder of their own. ``--pair`` names other pairs to compare:
 
     python examples/judge_study.py --folder docs/results/paper docs/results/rivals
+    python examples/judge_study.py --folder docs/results/paper docs/results/rivals --pair uatrpo_paper ppo
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import ttest_ind
 
 from sb3_uatrpo.study import (
     Estimate,
@@ -36,9 +38,9 @@ from sb3_uatrpo.study import (
 )
 from sb3_uatrpo.study.results import tabulate_runs, update_values
 
-METHODS = ("uatrpo_shrinkage", "uatrpo", "trpo_matched")
+SHRINKAGE, PAPER, TRPO = METHODS = ("uatrpo (paper-batches)", "uatrpo_paper", "trpo_matched")
 # The pairs of the rule
-PAIRS = (("uatrpo", "trpo_matched"), ("uatrpo_shrinkage", "trpo_matched"), ("uatrpo_shrinkage", "uatrpo"))
+PAIRS = ((PAPER, TRPO), (SHRINKAGE, TRPO), (SHRINKAGE, PAPER))
 KAPPA = 0.2
 ALPHA = 0.05
 # "no worse": the lower end of the interval is a loss of less than this fraction of the other method's mean
@@ -56,7 +58,9 @@ STATISTICS: dict[str, Difference] = {
 def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
     """The pairs of the rule; each variant against each method of the rule; each of these against each other method."""
     plain = [method for method in METHODS if method in methods]
-    variants = sorted(method for method in methods if method.partition(" (")[0] in METHODS and method not in METHODS)
+    # the labels of variants go on where those of the methods end
+    begins = tuple(f"{method[:-1]}, " if method.endswith(")") else f"{method} (" for method in METHODS)
+    variants = sorted(method for method in methods if method.startswith(begins))
     others = sorted(methods.difference(METHODS, variants))
     return [*PAIRS, *itertools.product(variants, plain), *((ours, other) for other in others for ours in plain)]
 
@@ -114,7 +118,8 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
 
     :param samples: final returns of the first and of the second method, by task
     :param difference: takes two samples and returns their difference with its bootstrap interval
-    :return: a row for each task: the difference, its 95% interval, and the verdict on the first method
+    :return: a row for each task: the difference, its 95% interval, the verdict on the first method, and the p-value of
+        Welch's test on the means, alone and with Holm's correction
     """
     n = len(samples)
     intervals = {
@@ -144,9 +149,20 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
                 "high": float(estimate.high),
                 "of the other's mean": float(estimate.value / abs(y.mean())),
                 "verdict": verdict,
+                "Welch's p": float(ttest_ind(x, y, equal_var=False).pvalue),
             }
         )
-    return pd.DataFrame(rows).set_index("task")
+    table = pd.DataFrame(rows).set_index("task")
+    return table.assign(**{"Holm's p": holm(table["Welch's p"])})
+
+
+def holm(p_values: pd.Series) -> pd.Series:
+    """
+    :param p_values: of n tests
+    :return: Holm's adjusted p-values: the i-th smallest times n - i, i = 0, …, at least the one before, at most 1
+    """
+    ordered = p_values.sort_values()
+    return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1.0)[p_values.index]
 
 
 def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
@@ -168,15 +184,11 @@ def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
 
 def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     """The rule's recommendation, given the verdicts on means for each pair of methods."""
-    ours_over_paper = verdicts["uatrpo_shrinkage", "uatrpo"]["verdict"]
-    if (ours_over_paper == "better").any() and ours_over_paper.isin(["better", "no worse"]).all():
-        choice = "uatrpo_shrinkage"
-    else:
-        choice = "uatrpo"
-    beats = [algo for algo in ("uatrpo", "uatrpo_shrinkage") if "better" in set(verdicts[algo, "trpo_matched"].verdict)]
-    over = (
-        f"better than trpo_matched somewhere: {' and '.join(beats)}" if beats else "neither beats trpo_matched anywhere"
-    )
+    over_paper = verdicts[SHRINKAGE, PAPER]["verdict"]
+    is_chosen = (over_paper == "better").any() and over_paper.isin(["better", "no worse"]).all()
+    choice = SHRINKAGE if is_chosen else PAPER
+    beats = [method for method in (PAPER, SHRINKAGE) if "better" in set(verdicts[method, TRPO].verdict)]
+    over = f"better than {TRPO} somewhere: {' and '.join(beats)}" if beats else f"neither beats {TRPO} anywhere"
     return f"the rule recommends {choice}; {over}"
 
 
@@ -184,6 +196,9 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--folder", type=Path, nargs="+", default=[Path("docs/results/paper")], help="folders of studies"
+    )
+    parser.add_argument(
+        "--pair", nargs=2, action="append", metavar=("FIRST", "SECOND"), help="two methods to compare, instead of all"
     )
     parser.add_argument("--noise", type=float, default=0.0, help="adversarial noise of the runs")
     options = parser.parse_args(args)
@@ -213,7 +228,11 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         print(f"\nWith fewer than {FEW} runs, intervals are too narrow, and verdicts are hints at most.")
     returns = {key: group.final_return.to_numpy() for key, group in groups.items()}
     judged: dict[str, dict[tuple[str, str], pd.DataFrame]] = {name: {} for name in STATISTICS}
-    for ours, theirs in pairs_of({method for _, method in returns}):
+    methods = {method for _, method in returns}
+    for method in itertools.chain.from_iterable(options.pair or ()):
+        if method not in methods:
+            parser.error(f"--pair: there are no runs of {method!r}, only of {', '.join(sorted(methods))}")
+    for ours, theirs in options.pair or pairs_of(methods):
         tasks = sorted({task for task, method in returns if method == ours and (task, theirs) in returns})
         # one run has no interval
         samples = {task: (returns[task, ours], returns[task, theirs]) for task in tasks}

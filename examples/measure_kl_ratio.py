@@ -23,7 +23,7 @@ from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.plots import plot_kl_ratio, plot_learning_curves, styles
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs, update_values
 
-ALGORITHMS = ["uatrpo", "uatrpo_shrinkage", "trpo_matched"]
+ALGORITHMS = ["uatrpo", "uatrpo_paper", "trpo_matched"]
 
 
 def summary(record: Record, final_return: float) -> dict[str, object]:

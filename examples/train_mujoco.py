@@ -1,5 +1,5 @@
 """
-Train UATRPO on a MuJoCo task in the paper's setting, with evaluations and checkpoints.
+Train UATRPO on a MuJoCo task with the recommended setting, with evaluations and checkpoints.
 
     python examples/train_mujoco.py --env Hopper-v4 --n-timesteps 300000 --seed 0
 
@@ -11,9 +11,9 @@ import argparse
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -30,7 +30,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
 from sb3_uatrpo.study import final_return
 
 # The paper's tasks are old versions, and Gymnasium warns each time one is made
@@ -45,18 +45,24 @@ def warn_of_mujoco(message: str) -> None:
 
 mujoco.set_mju_user_warning(warn_of_mujoco)
 
-ALGORITHMS: dict[str, Callable[..., UATRPO | MatchedTRPO]] = {
-    "uatrpo": UATRPO,
-    # a trust region shrunk towards the identity, and TRPO's step length: see docs/algorithm.md
-    "uatrpo_shrinkage": partial(UATRPO, shrinkage=0.75, target_kl=0.01, step_length_samples="batch"),
-    "trpo_matched": MatchedTRPO,
+# RL Zoo's names: the recommended setting, and those of the paper's experiments
+ALGORITHMS: dict[str, tuple[type[UATRPO | MatchedTRPO], Mapping[str, Any]]] = {
+    "uatrpo": (UATRPO, RECOMMENDED),
+    "uatrpo_paper": (UATRPO, {}),
+    "trpo_matched": (MatchedTRPO, {}),
+}
+# What tasks want instead, as in RL Zoo's file hyperparams/uatrpo.yml
+CHANGES: dict[str, dict[str, Any]] = {
+    "Hopper": {"gamma": 0.995, "gae_lambda": 0.97, "policy_kwargs": {"log_std_init": 0}},
+    "Walker2d": {"gamma": 0.995, "gae_lambda": 0.97},
+    "Swimmer": {"gamma": 0.9999, "gae_lambda": 0.99, "policy_kwargs": {"log_std_init": 0}},
 }
 
 
 def make_env(
     env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None, n_envs: int = 1
 ) -> VecNormalize:
-    """The paper's setting: observations are standardised with running statistics, rewards are not scaled."""
+    """Observations are standardised with running statistics, and rewards are not scaled, as in the paper."""
     envs = make_vec_env(env_id, n_envs=n_envs, seed=seed, monitor_dir=monitor_dir)
     return VecNormalize(envs, norm_reward=False, gamma=gamma)
 
@@ -124,8 +130,12 @@ def main(args: list[str] | None = None) -> Path:
     # A second thread gains small networks little
     th.set_num_threads(1)
 
-    env = make_env(options.env, gamma=0.995, seed=options.seed, monitor_dir=str(folder))
-    model = ALGORITHMS[options.algo]("MlpPolicy", env, seed=options.seed, device="cpu")
+    cls, settings = ALGORITHMS[options.algo]
+    if options.algo == "uatrpo":
+        settings = {**settings, **CHANGES.get(options.env.partition("-v")[0], {})}
+    gamma = settings.get("gamma", 0.995)
+    env = make_env(options.env, gamma, seed=options.seed, monitor_dir=str(folder))
+    model = cls("MlpPolicy", env, seed=options.seed, device="cpu", **settings)
     model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
 
     callbacks: list[BaseCallback] = [
@@ -133,7 +143,7 @@ def main(args: list[str] | None = None) -> Path:
     ]
     if options.eval_freq > 0:
         # EvalCallback copies the training environment's statistics to this one
-        eval_env = make_env(options.env, gamma=0.995, seed=options.seed + 1000)
+        eval_env = make_env(options.env, gamma, seed=options.seed + 1000)
         eval_env.training = False
         callbacks.append(
             EvalCallback(

@@ -47,7 +47,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("agent", type=Path, help="the folder of a run of train_mujoco.py or RL Zoo, or a saved model")
     parser.add_argument("--env", default="Hopper-v4")
-    parser.add_argument("--algo", choices=["uatrpo", "uatrpo_shrinkage", "trpo_matched"], default="uatrpo")
+    parser.add_argument("--algo", choices=["uatrpo", "uatrpo_paper", "trpo_matched"], default="uatrpo")
     parser.add_argument("--statistics", type=Path, help="the file of VecNormalize, if it has another name")
 
 

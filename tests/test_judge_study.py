@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from judge_study import STATISTICS, judge, main, recommendation
+from judge_study import STATISTICS, holm, judge, main, recommendation
 
 from sb3_uatrpo.study import difference_of_means, final_return, read_records, write_record
 from tests.study.synthetic import make_record
@@ -57,6 +57,13 @@ def test_the_correction_over_tasks_is_holms():
     assert set(judge({"marginal": (x, y), **clear}, difference_of_means)["verdict"]) == {"better"}
 
 
+def test_p_values_are_corrected_by_holms_method():
+    p_values = pd.Series([0.04, 0.001, 0.03, 0.02], index=list("abcd"))
+    # 0.001·4, 0.02·3, 0.03·2 and 0.04·1, none below the one before
+    assert holm(p_values).round(12).to_dict() == {"a": 0.06, "b": 0.004, "c": 0.06, "d": 0.06}
+    assert holm(pd.Series([0.6, 0.9])).tolist() == [1.0, 1.0]
+
+
 def verdicts(*values: str) -> pd.DataFrame:
     return pd.DataFrame({"verdict": values})
 
@@ -64,23 +71,23 @@ def verdicts(*values: str) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("ours", "choice"),
     [
-        (("better", "no worse"), "uatrpo_shrinkage"),
-        (("better", "undecided"), "uatrpo"),
-        (("no worse", "no worse"), "uatrpo"),
-        (("better", "worse"), "uatrpo"),
+        (("better", "no worse"), "uatrpo (paper-batches)"),
+        (("better", "undecided"), "uatrpo_paper"),
+        (("no worse", "no worse"), "uatrpo_paper"),
+        (("better", "worse"), "uatrpo_paper"),
     ],
 )
 @pytest.mark.parametrize("somewhere", [True, False])
 def test_the_recommendation(ours, choice, somewhere):
     found = recommendation(
         {
-            ("uatrpo", "trpo_matched"): verdicts("undecided", "undecided"),
-            ("uatrpo_shrinkage", "trpo_matched"): verdicts("undecided", "better" if somewhere else "no worse"),
-            ("uatrpo_shrinkage", "uatrpo"): verdicts(*ours),
+            ("uatrpo_paper", "trpo_matched"): verdicts("undecided", "undecided"),
+            ("uatrpo (paper-batches)", "trpo_matched"): verdicts("undecided", "better" if somewhere else "no worse"),
+            ("uatrpo (paper-batches)", "uatrpo_paper"): verdicts(*ours),
         }
     )
     assert f"recommends {choice};" in found
-    assert ("somewhere: uatrpo_shrinkage" in found) is somewhere
+    assert ("somewhere: uatrpo (paper-batches)" in found) is somewhere
     assert ("neither beats" in found) is not somewhere
 
 
@@ -88,10 +95,10 @@ def test_the_table_of_all_runs(capsys):
     main(["--folder", str(ROOT / "docs" / "results" / "first")])
     printed = capsys.readouterr().out
     records, _ = read_records(ROOT / "docs" / "results" / "first" / "records")
-    chosen = [r for r in records if (r.spec.algo, r.spec.env_id) == ("uatrpo_shrinkage", "Hopper-v4")]
+    chosen = [r for r in records if (r.spec.algo, r.spec.env_id) == ("uatrpo", "Hopper-v4")]
     returns = [final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in chosen]
     ratios = np.concatenate([np.array(r.updates["kl_ratio"], dtype=float) for r in chosen])
-    (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | uatrpo_shrinkage |")]
+    (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | uatrpo (paper-batches) |")]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[2] == "4"
     assert cells[3] == f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}"
@@ -110,11 +117,11 @@ def test_the_table_of_all_runs(capsys):
 
 def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, capsys):
     levels = {
-        ("uatrpo", ""): 100.0,
-        ("uatrpo_shrinkage", ""): 200.0,
-        ("uatrpo_shrinkage", "uncertainty_coef=0"): 400.0,
+        ("uatrpo_paper", ""): 100.0,
+        ("uatrpo", "paper-batches"): 200.0,
+        ("uatrpo", "paper-batches,uncertainty_coef=0"): 400.0,
         ("trpo_matched", "noise=1"): 50.0,
-        ("uatrpo_shrinkage", "noise=1,uncertainty_coef=0"): 300.0,
+        ("uatrpo", "paper-batches,noise=1,uncertainty_coef=0"): 300.0,
     }
     for (algo, variant), final in levels.items():
         for seed in range(3):
@@ -127,21 +134,24 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
         return table, [line for line in lines if "mean of the final" in line]
 
     table, compared = judged()
-    assert table == [
-        ["uatrpo", "3", "101 ± 1"],
-        ["uatrpo_shrinkage", "3", "201 ± 1"],
-        ["uatrpo_shrinkage (uncertainty_coef=0)", "3", "401 ± 1"],
-    ]
+    batches, without = "uatrpo (paper-batches)", "uatrpo (paper-batches, uncertainty_coef=0)"
+    assert sorted(table) == [[batches, "3", "201 ± 1"], [without, "3", "401 ± 1"], ["uatrpo_paper", "3", "101 ± 1"]]
     assert compared == [
-        "uatrpo_shrinkage against uatrpo, mean of the final returns",
-        "uatrpo_shrinkage (uncertainty_coef=0) against uatrpo_shrinkage, mean of the final returns",
-        "uatrpo_shrinkage (uncertainty_coef=0) against uatrpo, mean of the final returns",
+        f"{batches} against uatrpo_paper, mean of the final returns",
+        f"{without} against {batches}, mean of the final returns",
+        f"{without} against uatrpo_paper, mean of the final returns",
     ]
     main(["--folder", str(tmp_path)])
-    assert "| uatrpo_shrinkage against uatrpo | better: +100 (" in capsys.readouterr().out
+    assert f"| {batches} against uatrpo_paper | better: +100 (" in capsys.readouterr().out
     table, compared = judged("--noise", "1")
-    assert [method for method, *_ in table] == ["trpo_matched", "uatrpo_shrinkage (uncertainty_coef=0)"]
-    assert compared == ["uatrpo_shrinkage (uncertainty_coef=0) against trpo_matched, mean of the final returns"]
+    assert [method for method, *_ in table] == ["trpo_matched", without]
+    assert compared == [f"{without} against trpo_matched, mean of the final returns"]
+    assert judged("--pair", "uatrpo_paper", without)[1] == [
+        f"uatrpo_paper against {without}, mean of the final returns"
+    ]
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path), "--pair", "uatrpo_paper", "ppo"])
+    assert "--pair: there are no runs of 'ppo', only of" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path), "--noise", "2"])
     assert "no finished runs with noise 2" in capsys.readouterr().err
@@ -149,7 +159,7 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
 
 def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     for seed in range(5):
-        write_record(make_record("uatrpo", seed=seed, final=200.0 + seed), tmp_path / "ours" / "records")
+        write_record(make_record("uatrpo_paper", seed=seed, final=200.0 + seed), tmp_path / "ours" / "records")
     for seed in range(3):
         for folder in ("theirs", "copy"):
             write_record(make_record("ppo", seed=seed, final=100.0 + seed), tmp_path / folder / "records")
@@ -157,12 +167,12 @@ def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     assert "fewer than 5 runs" not in capsys.readouterr().out
     main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
     # a failed repetition elsewhere changes nothing
-    write_record(make_record("uatrpo", seed=0, status="failed"), tmp_path / "copy" / "records")
+    write_record(make_record("uatrpo_paper", seed=0, status="failed"), tmp_path / "copy" / "records")
     capsys.readouterr()
     main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
     printed = capsys.readouterr().out
-    assert "uatrpo | 5 | 202 ± 1 " in printed
-    assert "| uatrpo against ppo | better: +101 (" in printed
+    assert "uatrpo_paper | 5 | 202 ± 1 " in printed
+    assert "| uatrpo_paper against ppo | better: +101 (" in printed
     assert "ppo | 3 | 101 ± 1 " in printed
     assert "fewer than 5 runs" in printed
     write_record(make_record("ppo", seed=9, n_timesteps=77_000), tmp_path / "copy" / "records")

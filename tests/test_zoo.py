@@ -4,7 +4,6 @@ RL Zoo with an unmodified rl_zoo3: the built wheel, an sdist and an editable ins
 The environments borrow what is heavy from the one that runs the tests, through a path file.
 """
 
-import inspect
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ import yaml
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import RECOMMENDED, UATRPO
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.zoo import register, registration, search_space
 from tests.installing import environment, pip, run, site_packages
@@ -31,10 +30,10 @@ AGENTS = sorted(path.parent for path in (ROOT / "docs" / "agents").glob("*/*/REA
 
 KNOWS = (
     "import rl_zoo3, rl_zoo3.exp_manager, rl_zoo3.hyperparams_opt as h;"
-    "ours = {'uatrpo', 'uatrpo_shrinkage', 'trpo_matched'};"
+    "ours = {'uatrpo', 'uatrpo_paper', 'trpo_matched'};"
     "print(sorted(ours & set(rl_zoo3.ALGOS)), ours <= set(h.HYPERPARAMS_SAMPLER))"
 )
-YES, NO = "['trpo_matched', 'uatrpo', 'uatrpo_shrinkage'] True", "[] False"
+YES, NO = "['trpo_matched', 'uatrpo', 'uatrpo_paper'] True", "[] False"
 
 
 @pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
@@ -172,7 +171,7 @@ def test_the_agents_of_the_repository_go_on_learning(run_folder):
 
 def test_an_agent_of_the_repository_is_played(newcomer):
     python, folder = newcomer
-    words = ["--algo", "uatrpo_shrinkage", "--env", "HalfCheetah-v4", "-f", str(ROOT / "docs" / "agents")]
+    words = ["--algo", "uatrpo", "--env", "HalfCheetah-v4", "-f", str(ROOT / "docs" / "agents")]
     said = run(python, "-m", "rl_zoo3.enjoy", *words, "-n", "1100", "--no-render", cwd=folder)
     # one episode of 1,000 steps
     assert float(re.search(r"Episode Reward: ([\d.]+)", said)[1]) > 1000
@@ -203,17 +202,24 @@ def test_videos_and_benchmark(newcomer, tmp_path):
     assert "|uatrpo|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
 
 
-def test_the_variant_trains_and_acts(newcomer):
+def test_the_papers_settings_train_and_act(newcomer):
     python, folder = newcomer
-    common = ["--algo", "uatrpo_shrinkage", "--env", "CartPole-v1"]
+    common = ["--algo", "uatrpo_paper", "--env", "CartPole-v1"]
     said = run(python, "-m", "rl_zoo3.train", *common, "-n", "1000", *QUICK, cwd=folder)
-    assert "hyperparams/uatrpo_shrinkage.yml" in said
-    assert "('shrinkage', 0.75)" in said
+    assert "hyperparams/uatrpo_paper.yml" in said
+    assert "shrinkage" not in said
     # an episode has at most 500 steps
     enjoy = [*common, "-f", "logs", "-n", "600", "--no-render"]
     assert "Episode Reward" in run(python, "-m", "rl_zoo3.enjoy", *enjoy, cwd=folder)
-    plot = ["-a", "uatrpo_shrinkage", "-e", "CartPole-v1", "-f", "logs"]
+    plot = ["-a", "uatrpo_paper", "-e", "CartPole-v1", "-f", "logs"]
     run(python, "-m", "rl_zoo3.plots.plot_train", *plot, cwd=folder, MPLBACKEND="Agg")
+
+
+def test_a_former_name_says_what_it_is_called_now(newcomer):
+    python, folder = newcomer
+    command = ["--algo", "uatrpo_shrinkage", "--env", "CartPole-v1", "-n", "1000"]
+    said = run(python, "-m", "rl_zoo3.train", *command, cwd=folder, code=1)
+    assert said.splitlines()[-1].startswith("ValueError: uatrpo_shrinkage is called uatrpo now")
 
 
 def test_going_on_from_a_trained_agent(trained):
@@ -306,7 +312,7 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
     module = types.ModuleType("rl_zoo3.utils")
     module.ALGOS = {"uatrpo": "somebody else's"}
     registration.amend(module)
-    assert module.ALGOS == {**registration.ALGORITHMS, "uatrpo": "somebody else's"}
+    assert module.ALGOS == {**registration.ALGORITHMS, "uatrpo_shrinkage": UATRPO, "uatrpo": "somebody else's"}
 
 
 @pytest.mark.parametrize(("algo", "cls"), registration.ALGORITHMS.items())
@@ -323,26 +329,25 @@ def test_every_entry_makes_a_model(algo, cls):
         assert model.n_steps * entry["n_envs"] % model.batch_size == 0, env_id
 
 
-def test_the_variant_has_the_entries_of_the_paper_s_algorithm():
-    """uatrpo_shrinkage.yml differs from uatrpo.yml in three settings, and in nothing else."""
-    plain, variant = (
-        yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())
-        for algo in ("uatrpo", "uatrpo_shrinkage")
-    )
-    changes = {"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"}
-    without_delta = ({k: v for k, v in entry.items() if k != "trust_region_delta"} for entry in plain.values())
-    assert variant == dict(zip(plain, ({**entry, **changes} for entry in without_delta), strict=True))
+def test_the_papers_entries_leave_the_step_to_the_paper():
+    """No shrinkage and no target_kl, whatever the task."""
+    entries = yaml.safe_load((registration.HYPERPARAMS / "uatrpo_paper.yml").read_text())
+    for env_id, entry in entries.items():
+        assert not {"shrinkage", "target_kl", "step_length_samples"} & set(entry), env_id
 
 
-def test_the_variant_is_the_variant_whatever_file_its_settings_come_from(tmp_path):
-    """A file given with -conf need not repeat what the name stands for, and may change it."""
-    cls = registration.ALGORITHMS["uatrpo_shrinkage"]
-    model = cls("MlpPolicy", "CartPole-v1", n_steps=100, shrinkage=0.9)
-    assert (model.shrinkage, model.target_kl, model.step_length_samples) == (0.9, 0.01, "batch")
-    assert inspect.signature(cls) == inspect.signature(UATRPO)
-    model.save(tmp_path / "model")
-    for loading in (cls, UATRPO):
-        assert loading.load(tmp_path / "model").shrinkage == 0.9
+def test_what_python_recommends_is_what_rl_zoo_runs():
+    """``RECOMMENDED`` is the default entry, without what a constructor does not take."""
+    entry = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())["default"]
+    of_the_zoo = {name: entry.pop(name) for name in ("normalize", "n_envs", "n_timesteps", "policy")}
+    assert of_the_zoo["n_envs"] == 1
+    # RL Zoo evaluates text
+    policy_kwargs = eval(entry.pop("policy_kwargs"), {"__builtins__": {"dict": dict}})
+    assert {**entry, "policy_kwargs": policy_kwargs} == RECOMMENDED
+    model = UATRPO("MlpPolicy", "Pendulum-v1", **{**RECOMMENDED, "gamma": 0.9})
+    assert (model.gamma, model.shrinkage) == (0.9, RECOMMENDED["shrinkage"])
+    with pytest.raises(TypeError):
+        RECOMMENDED["gamma"] = 0.5
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -356,10 +361,14 @@ def test_the_fallback_has_a_help(option, capsys, monkeypatch):
 
 def test_the_study_of_the_small_tasks_has_them_all():
     """Every entry outside MuJoCo, with its own number of steps, and no seed with which an entry was chosen."""
-    specs = plan(**read_study_file(ROOT / "docs" / "results" / "small_tasks" / "study.yml"))
+    results = ROOT / "docs" / "results"
+    files = {algo: registration.HYPERPARAMS / f"{algo}.yml" for algo in registration.ALGORITHMS}
+    files["uatrpo"] = results / "paper_batches.yml"
+    study = read_study_file(results / "small_tasks" / "study.yml")
+    specs = plan(**study, conf_files=[f"{algo}:{file}" for algo, file in files.items()])
     assert 0 not in {spec.seed for spec in specs}
-    for algo in registration.ALGORITHMS:
-        entries = yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())
+    for algo, file in files.items():
+        entries = yaml.safe_load(file.read_text())
         del entries["default"]
         small = [env_id for env_id in entries if "mujoco" not in str(gym.spec(env_id).entry_point)]
         planned = {spec.env_id: spec.n_timesteps for spec in specs if spec.algo == algo}

@@ -61,6 +61,7 @@ def plan(
     from rl_zoo3.utils import ALGOS
 
     from sb3_uatrpo.zoo import register
+    from sb3_uatrpo.zoo.registration import RENAMED
 
     for seed in seeds:
         if not 0 <= seed < 2**32:
@@ -68,8 +69,10 @@ def plan(
     named = _named_variants(algos, variants or {})
     every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
     register()
-    algorithms: dict[str, type] = ALGOS
+    algorithms: dict[str, type] = {name: cls for name, cls in ALGOS.items() if name not in RENAMED}
     for algo in every_algo:
+        if algo in RENAMED:
+            raise StudyError(RENAMED[algo])
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
     texts_of = _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier)

@@ -130,7 +130,7 @@ def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """:return: each label once, sorted, those of ``uatrpo``, such as ``uatrpo_shrinkage``, first"""
+    """:return: each label once, sorted, those of ``uatrpo``, such as ``uatrpo_paper``, first"""
     return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
 
 

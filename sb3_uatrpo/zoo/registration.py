@@ -18,26 +18,20 @@ from sb3_uatrpo.uatrpo import UATRPO
 from sb3_uatrpo.zoo.search_space import (
     convert_params,
     sample_matched_trpo_params,
+    sample_uatrpo_paper_params,
     sample_uatrpo_params,
-    sample_uatrpo_shrinkage_params,
 )
 
-
-class UATRPOWithShrinkage(UATRPO):
-    """
-    What the name ``uatrpo_shrinkage`` stands for: ``UATRPO`` with other defaults. They hold with ``-conf`` too, which
-    replaces the hyperparameter file of that name.
-    """
-
-    @functools.wraps(UATRPO.__init__)  # type: ignore[misc]
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch", **kwargs})
-
-
-ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_shrinkage": UATRPOWithShrinkage, "trpo_matched": MatchedTRPO}
+# The two names of UATRPO differ in their hyperparameter files and search spaces
+ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_paper": UATRPO, "trpo_matched": MatchedTRPO}
+# What became of former names
+RENAMED = {
+    "uatrpo_shrinkage": "uatrpo_shrinkage is called uatrpo now, and has other settings; the former uatrpo is called "
+    "uatrpo_paper"
+}
 SAMPLERS = {
     "uatrpo": sample_uatrpo_params,
-    "uatrpo_shrinkage": sample_uatrpo_shrinkage_params,
+    "uatrpo_paper": sample_uatrpo_paper_params,
     "trpo_matched": sample_matched_trpo_params,
 }
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams"
@@ -63,7 +57,8 @@ def amend(module: ModuleType) -> None:
 
 
 def _add_algorithms(utils: ModuleType) -> None:
-    for name, algorithm in ALGORITHMS.items():
+    # without an entry, RL Zoo's parser would refuse a former name before it can be explained
+    for name, algorithm in {**ALGORITHMS, **dict.fromkeys(RENAMED, UATRPO)}.items():
         utils.ALGOS.setdefault(name, algorithm)
 
 
@@ -84,8 +79,11 @@ def _add_default_configuration(exp_manager: ModuleType) -> None:
     @functools.wraps(original)
     def with_our_default(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
-        if given.arguments.get("algo") in ALGORITHMS and not given.arguments.get("config"):
-            given.arguments["config"] = str(HYPERPARAMS / f"{given.arguments['algo']}.yml")
+        algo = given.arguments.get("algo")
+        if algo in RENAMED:
+            raise ValueError(RENAMED[algo])
+        if algo in ALGORITHMS and not given.arguments.get("config"):
+            given.arguments["config"] = str(HYPERPARAMS / f"{algo}.yml")
         original(*given.args, **given.kwargs)
 
     with_our_default._sb3_uatrpo = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Search spaces of RL Zoo's ``-optimize`` for UATRPO, with and without shrinkage, and MatchedTRPO."""
+"""Search spaces of RL Zoo's ``-optimize``: the recommended UATRPO, the paper's, and MatchedTRPO."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
         "policy_kwargs": {
             "net_arch": {"pi": net_arch, "vf": net_arch},
             "activation_fn": ACTIVATION_FNS[params.pop("activation_fn")],
+            "log_std_init": params.pop("log_std_init"),
         },
         **params,
     }
@@ -45,6 +46,8 @@ def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
         "sub_sampling_factor": trial.suggest_categorical("sub_sampling_factor", (1, 2, 5, 10)),
         "net_arch": trial.suggest_categorical("net_arch", tuple(NET_ARCHS)),
         "activation_fn": trial.suggest_categorical("activation_fn", tuple(ACTIVATION_FNS)),
+        # logarithm of the initial standard deviation of continuous actions
+        "log_std_init": trial.suggest_float("log_std_init", -2.0, 0.0),
     }
     # shown in the report beside the sampled values
     trial.set_user_attr("gamma", 1.0 - sampled["one_minus_gamma"])
@@ -69,26 +72,6 @@ def sample_uatrpo_params(
     :param n_actions: number of actions, not used
     :param n_envs: number of environments, not used: every sample fits any number
     :param additional_args: what RL Zoo passes to all samplers, not used
-    :return: arguments of UATRPO's constructor
-    """
-    return convert_params(
-        {
-            **_sample_shared_params(trial),
-            **_sample_trust_region_params(trial),
-            "trust_region_delta": trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True),
-            "shrinkage": trial.suggest_categorical("shrinkage", (0.0, *SHRINKAGES)),
-        }
-    )
-
-
-def sample_uatrpo_shrinkage_params(
-    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
-    """
-    :param trial: optuna's trial
-    :param n_actions: number of actions, not used
-    :param n_envs: number of environments, not used: every sample fits any number
-    :param additional_args: what RL Zoo passes to all samplers, not used
     :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length
     """
     return convert_params(
@@ -97,6 +80,26 @@ def sample_uatrpo_shrinkage_params(
             **_sample_trust_region_params(trial),
             "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
             "shrinkage": trial.suggest_categorical("shrinkage", SHRINKAGES),
+        }
+    )
+
+
+def sample_uatrpo_paper_params(
+    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    :param trial: optuna's trial
+    :param n_actions: number of actions, not used
+    :param n_envs: number of environments, not used: every sample fits any number
+    :param additional_args: what RL Zoo passes to all samplers, not used
+    :return: arguments of UATRPO's constructor, with the paper's step length
+    """
+    return convert_params(
+        {
+            **_sample_shared_params(trial),
+            **_sample_trust_region_params(trial),
+            "trust_region_delta": trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True),
+            "shrinkage": trial.suggest_categorical("shrinkage", (0.0, *SHRINKAGES)),
         }
     )
 

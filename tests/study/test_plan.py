@@ -1,9 +1,11 @@
 import math
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sb3_uatrpo.study.plan import parse_seeds, parse_value, plan
+from sb3_uatrpo.study.plan import NOISE, parse_seeds, parse_value, plan, read_study_file
 from sb3_uatrpo.study.record import RunSpec, StudyError
 
 SPEC = RunSpec("ppo", "CartPole-v1", 0, 100, "", {"gamma": 0.9, "n_envs": 2}, 0, 5)
@@ -57,7 +59,7 @@ def test_a_plan_is_the_product():
 
 def test_the_papers_algorithms_are_matched():
     for env_id in ("Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Swimmer-v4"):
-        ours, theirs = (spec.hyperparameters for spec in plan(["uatrpo", "trpo_matched"], [env_id], [0]))
+        ours, theirs = (spec.hyperparameters for spec in plan(["uatrpo_paper", "trpo_matched"], [env_id], [0]))
         assert {"gamma", "gae_lambda", "n_steps", "normalize", "sub_sampling_factor"} <= set(ours) & set(theirs)
         assert all(ours[name] == theirs[name] for name in set(ours) & set(theirs))
 
@@ -115,6 +117,7 @@ def test_values_are_read_as_python_writes_them():
     [
         ({"algos": ["uatrpoo"]}, "unknown algorithm 'uatrpoo'; did you mean 'uatrpo'?"),
         ({"algos": ["x"]}, "known names: a2c, ars"),
+        ({"algos": ["uatrpo_shrinkage"]}, "uatrpo_shrinkage is called uatrpo now"),
         ({"env_ids": ["Pendulum-v7"]}, "unknown environment 'Pendulum-v7'; did you mean"),
         ({"env_ids": ["no_such_module:Odd-v0"]}, "No module named 'no_such_module'"),
         ({"params": ["gama:0.9"]}, "unknown hyperparameter 'gama' of ppo; did you mean 'gamma'?"),
@@ -149,7 +152,7 @@ def test_values_are_read_as_python_writes_them():
         ),
         (
             {"vary": {"adversarial_noise": [0.0, 1.0]}},
-            "ppo has no adversarial_noise (--noise), only trpo_matched, uatrpo, uatrpo_shrinkage",
+            "ppo has no adversarial_noise (--noise), only trpo_matched, uatrpo, uatrpo_paper",
         ),
         ({"vary": {"gama": [1]}}, "unknown hyperparameter 'gama'"),
         ({"conf_files": ["no_such_file.yml"]}, "No such file"),
@@ -206,3 +209,32 @@ def test_a_range_of_seeds_is_bounded_before_it_is_written_out():
     assert parse_seeds(["3", "1-2", 2]) == [3, 1, 2]
     with pytest.raises(StudyError, match="up to 100,000 seeds, but 0-4000000000 has 4,000,000,001"):
         parse_seeds(["0-4000000000"])
+
+
+def test_the_documented_commands_plan_the_committed_runs():
+    """After the relabelling too, a repeated command finds the runs that have a record."""
+    results = Path(__file__).parents[2] / "docs" / "results"
+    study = read_study_file(results / "paper_batches_study.yml")
+    batches: dict[str, Any] = {
+        "variants": study["variants"],
+        "conf_files": [f"uatrpo:{results / 'paper_batches.yml'}"],
+    }
+    tasks = ["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4", "Swimmer-v4"]
+    a_million: dict[str, Any] = {"n_timesteps": 1_000_000, "eval_freq": 50_000}
+    without = {"uncertainty_coef": [0]}
+    damped = {"sub_sampling_factor": [1], "cg_damping": [1.0]}
+    small = read_study_file(results / "small_tasks" / "study.yml") | {"seeds": [1, 2, 3]}
+    planned = {
+        "paper": [
+            *plan(["uatrpo_paper", "trpo_matched"], tasks, range(5), **a_million, **batches),
+            *plan(["uatrpo_paper", "trpo_matched"], tasks, range(3), **a_million, **batches, vary={NOISE: [1.0]}),
+            *plan([], tasks, range(3), **a_million, **batches, vary={NOISE: [0.0, 1.0], **without}),
+            *plan([], tasks, range(3, 5), **a_million, **batches, vary=without),
+            *plan(["trpo_matched"], tasks, range(3), **a_million, vary=damped),
+        ],
+        "first": plan(["uatrpo_paper"], tasks[:2], range(4), 300_000, **batches),
+        "small_tasks": plan(**small, conf_files=batches["conf_files"]),
+    }
+    for folder, specs in planned.items():
+        names = {path.name for path in (results / folder / "records").iterdir()}
+        assert names == {spec.file_name for spec in specs}

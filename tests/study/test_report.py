@@ -335,8 +335,8 @@ def test_order():
 
 
 def test_uatrpo_is_compared_with_every_other_one():
-    names = in_order(["trpo_matched", "uatrpo_shrinkage", "uatrpo", "uatrpo (no covariance)"])
-    assert names == ["uatrpo", "uatrpo (no covariance)", "uatrpo_shrinkage", "trpo_matched"]
+    names = in_order(["trpo_matched", "uatrpo_paper", "uatrpo", "uatrpo (no covariance)"])
+    assert names == ["uatrpo", "uatrpo (no covariance)", "uatrpo_paper", "trpo_matched"]
     labels = ["uatrpo (gamma=0.9)", "uatrpo (gamma=1)", "ppo", "trpo"]
     expected = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
     assert pairs_of(labels, None) == tuple((labels[i], labels[j]) for i, j in expected)

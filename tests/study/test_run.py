@@ -1,5 +1,6 @@
 """Studies on this machine, as they are typed and as they are interrupted."""
 
+import gzip
 import json
 import os
 import re
@@ -340,9 +341,9 @@ def test_a_record_that_cannot_be_read_says_why(tmp_path):
     run = RunProcess(spec)
     assert run.has_ended(PATIENCE)
     path = run.path / spec.file_name
-    content = json.loads(path.read_text())
+    content = json.loads(gzip.decompress(path.read_bytes()))
     content["episodes"]["returns"] = [1.0]
-    path.write_text(json.dumps(content))
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
     (run.path / OUTPUT).write_text("é" * 5000 + "the end")
     ended = run.result()
     assert ended.record is None
@@ -513,8 +514,8 @@ def test_failures_corruption_and_changed_settings(tmp_path, finish, monkeypatch)
 
     # so is what has a corrupted record, which is named
     first, second = sorted((tmp_path / "study" / "records").iterdir())
-    first.write_text(first.read_text()[:100])
-    second.write_text("{}")
+    first.write_bytes(first.read_bytes()[:100])
+    second.write_bytes(gzip.compress(b"{}"))
     said = finish(words, code=1)
     assert f"skipped corrupted record {first}" in said
     assert f"skipped corrupted record {second}: 'format' is a required property" in said
@@ -523,10 +524,10 @@ def test_failures_corruption_and_changed_settings(tmp_path, finish, monkeypatch)
     assert list(records_of(tmp_path)) == [0, 1]
 
     # a changed setting is another run
-    said = finish([*words, "--params", "trust_region_delta:0.02"])
+    said = finish([*words, "--params", "target_kl:0.02"])
     assert "have a record already" not in said
     records, _ = read_records(tmp_path / "study" / "records")
-    assert {record.spec.hyperparameters.get("trust_region_delta") for record in records} == {0.03, 0.02}
+    assert {record.spec.hyperparameters["target_kl"] for record in records} == {0.01, 0.02}
 
 
 class Losing(Instant):
