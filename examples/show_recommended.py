@@ -1,0 +1,149 @@
+"""
+UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's settings.
+
+    python examples/show_recommended.py
+
+It prints a table with a row for each task: final returns, verdicts by the rule of docs/results.md, and the minutes that
+``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival. The
+picture shows the training returns over steps and over minutes.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from judge_study import FEW, judge, markdown
+from matplotlib.figure import Figure
+
+from sb3_uatrpo.study import StudyError, difference_of_means, read_records, standard_error
+from sb3_uatrpo.study.plots import plot_learning_curves, styles
+from sb3_uatrpo.study.results import learning_curves, tabulate_runs
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4"]
+OURS, RIVALS = "uatrpo", ("ppo", "trpo")
+
+# The runs of each task and label
+Groups = Mapping[tuple[str, str], pd.DataFrame]
+
+
+def labels_of(groups: Groups, task: str, algorithm: str) -> list[str]:
+    """:return: the labels of an algorithm and its variants, in descending order of their mean final return"""
+    labels = [label for env_id, label in groups if env_id == task and label.partition(" (")[0] == algorithm]
+    return sorted(labels, key=lambda label: -groups[task, label].final_return.mean())
+
+
+def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
+    """:return: the rival: the label with the highest mean final return; ``None`` without runs. Ours has no variants."""
+    return next(iter([OURS] if algorithm == OURS else labels_of(groups, task, algorithm)), None)
+
+
+def verdicts(groups: Groups) -> dict[str, pd.DataFrame]:
+    """:return: for each rival, ``judge``'s table of the tasks where both have several runs"""
+    judged = {}
+    for rival in RIVALS:
+        samples = {}
+        for task in TASKS:
+            label = best_of(groups, task, rival)
+            if label and (task, OURS) in groups:
+                pair = (groups[task, OURS].final_return.to_numpy(), groups[task, label].final_return.to_numpy())
+                if min(map(len, pair)) > 1:
+                    samples[task] = pair
+        if samples:
+            judged[rival] = judge(samples, difference_of_means)
+    return judged
+
+
+def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
+    """The table in Markdown."""
+    judged = verdicts(groups)
+    rows = []
+    for task in TASKS:
+        row = {"task": task, "UATRPO": returns_of(groups, task, OURS)}
+        for rival in RIVALS:
+            # all are shown, in the order of their means
+            known = labels_of(groups, task, rival)
+            row[rival.upper()] = "; ".join(returns_of(groups, task, label) for label in known) or "–"
+        for rival in RIVALS:
+            is_judged = rival in judged and task in judged[rival].index
+            row[f"against {rival.upper()}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
+        timed = [minutes.get((task, best_of(groups, task, name) or name)) for name in (OURS, *RIVALS)]
+        row["minutes"] = ", ".join("–" if value is None else f"{value:.1f}" for value in timed)
+        rows.append(row)
+    return markdown(rows)
+
+
+def returns_of(groups: Groups, task: str, label: str) -> str:
+    if (task, label) not in groups:
+        return "–"
+    returns = groups[task, label].final_return
+    variant = label.partition(" ")[2]
+    error = f" ± {standard_error(returns):,.0f}" if len(returns) > 1 else ""
+    few = f" [{len(returns)}]" if len(returns) < FEW else ""
+    return " ".join(filter(None, [f"{returns.mean():,.0f}{error}{few}", variant]))
+
+
+def verdict_of(row: pd.Series) -> str:
+    verdict = f"**{row.verdict}**" if row.verdict in ("better", "worse") else row.verdict
+    p = row["Holm's p"]
+    clear = "< 0.001" if p < 0.001 else f"= {p:.3f}"
+    return f"{verdict}: {row.difference:+,.0f} ({row.low:,.0f} to {row.high:,.0f}), p {clear}"
+
+
+def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
+    """Training returns, mean and standard error over runs: above over steps, below over minutes."""
+    tasks = [task for task in TASKS if (task, OURS) in groups]
+    style = styles([OURS, *RIVALS])
+    names = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
+    figure = Figure(figsize=(2.6 * len(tasks), 5.2), layout="constrained")
+    axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
+    for (above, below), task in zip(axes.T, tasks, strict=True):
+        labels = {name: best_of(groups, task, name) for name in (OURS, *RIVALS)}
+        curves = {name: learning_curves(groups[task, label]) for name, label in labels.items() if label}
+        plot_learning_curves(above, curves, style, "training return" if task == tasks[0] else "")
+        for name, (steps, returns) in curves.items():
+            per_million = minutes.get((task, labels[name] or name))
+            if per_million is not None:
+                mean = np.nanmean(returns, axis=0)
+                below.plot(steps / 1e6 * per_million, mean, label=names[name], **style[name])
+        above.set_title(task)
+        below.set(xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
+        below.set_xlim(left=0)
+        for ax in (above, below):
+            ax.grid(alpha=0.3)
+    handles = [axes[0, 0].plot([], [], **style[name], label=names[name])[0] for name in (OURS, *RIVALS)]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    return figure
+
+
+def main(args: list[str] | None = None) -> str:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
+    parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
+    options = parser.parse_args(args)
+    records = [record for folder in options.folder for record in read_records(folder / "records")[0]]
+    try:
+        runs = tabulate_runs(records)
+    except StudyError as error:
+        parser.error(f"--folder: {error}")
+    runs = runs[runs.final_return.notna() & (runs.variant == "")]
+    groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
+    if not any(label == OURS for _, label in groups):
+        parser.error(f"--folder: there are no finished runs of {OURS}")
+    minutes: dict[tuple[str, str], float] = {}
+    if options.minutes.exists():
+        times = pd.DataFrame(json.loads(options.minutes.read_text())["minutes"])
+        minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
+    table = tabulate(groups, minutes)
+    print(table)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    draw(groups, minutes).savefig(options.output, dpi=120)
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The table and the picture of the recommended settings, on runs whose results are plain."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from benchmark_recommended import main as measure_minutes
+from show_recommended import main
+
+from sb3_uatrpo.study import write_record
+from tests.study.synthetic import make_record
+
+
+@pytest.fixture
+def folder(tmp_path):
+    finals = {
+        ("uatrpo", "Hopper-v4", ""): 3000.0,
+        ("uatrpo", "Hopper-v4", "uncertainty_coef=0"): 9000.0,
+        ("ppo", "Hopper-v4", ""): 800.0,
+        ("ppo", "Hopper-v4", "defaults"): 2000.0,
+        ("trpo", "Hopper-v4", ""): 4000.0,
+        ("uatrpo", "Ant-v4", ""): 1500.0,
+        ("trpo", "Ant-v4", ""): 1500.0,
+    }
+    for (algo, env_id, variant), final in finals.items():
+        for seed in range(5):
+            record = make_record(algo, env_id, seed, final + 10 * seed, variant=variant)
+            write_record(record, tmp_path / "records")
+    rows = [("uatrpo", "Hopper-v4", 5.0), ("uatrpo", "Hopper-v4", 7.0), ("ppo (defaults)", "Hopper-v4", 20.0)]
+    minutes = [{"algorithm": algo, "task": task, "minutes": time} for algo, task, time in rows]
+    (tmp_path / "minutes.json").write_text(json.dumps({"minutes": minutes}))
+    return tmp_path
+
+
+def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
+    output = folder / "pictures" / "recommended.png"
+    main(["--folder", str(folder), "--minutes", str(folder / "minutes.json"), "--output", str(output)])
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    names, _, *rows = lines
+    by_task = {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
+    hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
+    # neither the variant of ours nor the worse PPO counts; both PPOs are shown
+    assert hopper["UATRPO"] == "3,020 ± 7"
+    assert hopper["PPO"] == "2,020 ± 7 (defaults); 820 ± 7"
+    assert hopper["against PPO"].startswith("**better**: +1,000 (")
+    assert hopper["against TRPO"].startswith("**worse**: -1,000 (")
+    assert hopper["minutes"] == "6.0, 20.0, –"
+    assert ant["against TRPO"].startswith("no worse: +0 (")
+    assert (ant["PPO"], ant["against PPO"], ant["minutes"]) == ("–", "–", "–, –, –")
+    assert by_task["Swimmer-v4"]["UATRPO"] == "–"
+    assert output.stat().st_size > 10_000
+
+
+def test_folders_without_our_runs_are_refused(tmp_path, capsys):
+    write_record(make_record("ppo"), tmp_path / "records")
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path)])
+    assert "--folder: there are no finished runs of uatrpo" in capsys.readouterr().err
+
+
+def test_minutes_are_those_of_a_million_steps(tmp_path, capsys):
+    output = tmp_path / "minutes.json"
+    table = measure_minutes(["--env", "Hopper-v4", "--n-timesteps", "2100", "--output", str(output)])
+    # three algorithms and the second PPO
+    assert set(table.columns) == {"uatrpo", "trpo", "ppo", "ppo (defaults)"}
+    assert (table > 0).all().all()
+    content = json.loads(output.read_text())
+    assert {row["task"] for row in content["minutes"]} == {"Hopper-v4"}
+    assert content["versions"]["torch"]
+    with pytest.raises(SystemExit):
+        measure_minutes(["--rounds", "0"])
+    assert "--rounds must be at least 1, but it is 0" in capsys.readouterr().err
