@@ -39,8 +39,7 @@ class ManyValues(click.Command):
     """A command whose repeatable options take several values at once: ``--seeds 0 1`` is ``--seeds 0 --seeds 1``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = [param for param in self.params if isinstance(param, click.Option)]
-        repeatable = {name for option in options if option.multiple for name in option.opts}
+        repeatable = {name for param in self.params if param.multiple for name in param.opts}
         expanded: list[str] = []
         option = ""
         for word in args:
@@ -110,9 +109,8 @@ def run(
     specs = plan(**_study(**study))
     target = StudyFolder(folder, create=True)
     if save_models:
-        records = [spec for spec in specs if (target.records_path / spec.file_name).exists()]
-        n_without = sum(not target.model_path(spec).exists() for spec in records)
-        if n_without:
+        recorded = [spec for spec in specs if (target.records_path / spec.file_name).exists()]
+        if n_without := sum(not target.model_path(spec).exists() for spec in recorded):
             click.echo(f"{n_without} runs have a record but no model; they are not repeated")
 
     def make_executor() -> "Executor":
@@ -145,20 +143,20 @@ def _study(
     study_file: str | None, seeds: tuple[str, ...], noise: tuple[float, ...], vary: tuple[str, ...], **others: Any
 ) -> dict[str, Any]:
     """The arguments of ``plan``: what the study file says, and what was typed in its place."""
-    from sb3_uatrpo.study.plan import NOISE, parse_seeds, read_study_file, split_assignment
+    from sb3_uatrpo.study.plan import NOISE, read_study_file, split_assignment
 
     varied: dict[str, list] = {NOISE: list(noise)} if noise else {}
     for name, value in map(split_assignment, vary):
         if noise and name == NOISE:
             raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
         varied.setdefault(name, []).append(value)
-    study = {"algos": (), "seeds": [0], **(read_study_file(study_file) if study_file else {})}
-    typed = {"seeds": parse_seeds(seeds), "vary": study.get("vary", {}) | varied, **others}
-    study |= {name: value for name, value in typed.items() if value not in (None, (), [], {})}
-    for option, name in (("--algo", "algos"), ("--env", "env_ids")):
-        if not study.get(name) and not (name == "algos" and study.get("variants")):
+    study: dict[str, Any] = read_study_file(study_file) if study_file else {"seeds": [0]}
+    typed = {"seeds": seeds, "vary": study.get("vary", {}) | varied, **others}
+    study |= {name: value for name, value in typed.items() if value not in (None, (), {})}
+    for option, names in (("--algo", ("algos", "variants")), ("--env", ("env_ids",))):
+        if not any(map(study.get, names)):
             raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
-    return study
+    return {"algos": (), **study}
 
 
 @cli.command(cls=ManyValues)

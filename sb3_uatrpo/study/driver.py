@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,10 +30,7 @@ OUTPUT_CHARACTERS = 2000
 
 
 class Ended(NamedTuple):
-    """
-    A run that has ended, with the files of the trained model if they were asked for. It has no record, but a reason, if
-    it was lost: its process or its machine ended before it.
-    """
+    """A run that has ended, with its model's files. If its process or its machine was lost: a reason, no record."""
 
     spec: RunSpec
     record: Record | None
@@ -59,10 +56,7 @@ class Executor(ABC):
 
     @abstractmethod
     def next(self, timeout: float) -> Ended | None:
-        """
-        :param timeout: maximum number of seconds to wait
-        :return: the next of the submitted runs that has ended; ``None`` if none did
-        """
+        """:return: the next of the submitted runs that has ended; ``None`` if none did within ``timeout`` seconds"""
 
     @abstractmethod
     def steps(self) -> dict[RunSpec, int]:
@@ -74,10 +68,7 @@ class Executor(ABC):
 
 
 class RunProcess:
-    """
-    A run in a fresh process of one thread, ``python -m sb3_uatrpo.study.worker``, with a temporary folder for all its
-    files. It ends when this process does.
-    """
+    """A run in a fresh process of one thread, with a temporary folder for its files. It ends when this process does."""
 
     def __init__(self, spec: RunSpec, save_model: bool = False) -> None:
         self.spec = spec
@@ -86,15 +77,11 @@ class RunProcess:
         (self.path / TASK).write_text(json.dumps({"spec": spec.to_json(), "save_model": save_model}))
         # modules are found where this process finds them
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": self._folder.name}
+        words = [sys.executable, "-m", "sb3_uatrpo.study.worker", self._folder.name]
         with open(self.path / OUTPUT, "wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sb3_uatrpo.study.worker", self._folder.name],
-                env={**os.environ, **ONE_THREAD, **paths},
-                # never written to: its end of file tells the run that the driver is gone
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            # standard input is never written to: its end of file tells the run that the driver is gone
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(words, env={**os.environ, **ONE_THREAD, **paths}, **pipes)
 
     def has_ended(self, timeout: float = 0.0) -> bool:
         """:return: whether the process has ended, after at most ``timeout`` seconds"""
@@ -104,11 +91,10 @@ class RunProcess:
 
     def steps(self) -> int:
         """:return: the number of steps done"""
-        try:
+        # its file may not be there yet, or just be written
+        with suppress(OSError, ValueError):
             return int((self.path / STEPS).read_text())
-        # not there yet, or just being written
-        except (OSError, ValueError):
-            return 0
+        return 0
 
     def result(self) -> Ended:
         """:return: what the run has left; its folder is removed. The run must have ended."""
@@ -121,17 +107,16 @@ class RunProcess:
         path = self.path / self.spec.file_name
         try:
             record = read_record(path)
+            if record.traceback:
+                record = replace(record, traceback=record.traceback + output)
         except StudyError as error:
             code = self.process.returncode
             reason = f"the run's process ended with exit code {code} (if negative, a signal of that number killed it)"
-            if path.exists():
-                reason = f"its record cannot be read: {error}"
-        if record is not None and record.traceback:
-            record = replace(record, traceback=record.traceback + output)
+            reason = (f"its record cannot be read: {error}" if path.exists() else reason) + output
         model = self.path / MODEL
         files = {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
         self.stop()
-        return Ended(self.spec, record, files, reason and reason + output)
+        return Ended(self.spec, record, files, reason)
 
     def stop(self) -> None:
         """End the run if it has not ended, and remove its folder."""
@@ -213,17 +198,11 @@ def run_study(
             console.print(line, markup=False, soft_wrap=True)
 
         records, corrupted = folder.read_all(series=False)
-        before = {record.spec: record for record in records}
-        unreadable = {path.name for path, _ in corrupted}
-        ended, missing, n_skipped = [], [], 0
-        for spec in specs:
-            record = before.get(spec)
-            if record is not None and not (retry_failed and record.status == "failed"):
-                ended.append(record)
-            elif record is None and spec.file_name in unreadable and not retry_corrupted:
-                n_skipped += 1
-            else:
-                missing.append(spec)
+        again = ("failed",) if retry_failed else ()
+        kept = {record.spec: record for record in records if record.status not in again}
+        unreadable = set() if retry_corrupted else {path.name for path, _ in corrupted}
+        ended = [kept[spec] for spec in specs if spec in kept]
+        missing = [spec for spec in specs if spec not in kept and spec.file_name not in unreadable]
         for path, reason in corrupted:
             say(f"skipped corrupted record {path}: {reason}")
         if ended:
@@ -238,11 +217,11 @@ def run_study(
                     if result is not None:
                         record, model = result
                         _keep(folder, record, model)
+                        say(_last_line(record))
                         ended.append(record.without_series())
                         # a run that failed has not done its steps
                         steps += record.spec.n_timesteps if record.status == "done" else 0
                         total -= record.spec.n_timesteps if record.status == "failed" else 0
-                        say(_last_line(record))
                     running, counts = executor.steps(), Counter(record.status for record in ended)
                     text = f"{counts['done']}/{len(specs)} done, {len(running)} running, {counts['failed']} failed"
                     text += f", {display.tasks[0].speed or 0:,.0f} steps/s"
@@ -250,7 +229,7 @@ def run_study(
             finally:
                 executor.cancel()
     failed = [record for record in ended if record.status == "failed"]
-    return Outcome(len(ended) - len(failed), failed, n_skipped)
+    return Outcome(len(ended) - len(failed), failed, len(specs) - len(ended))
 
 
 def _results(

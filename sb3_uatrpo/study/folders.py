@@ -10,8 +10,8 @@ import json
 import os
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -55,8 +55,7 @@ class StudyFolder:
         if create:
             self.records_path.mkdir(exist_ok=True)
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager:
         """
         Keep other drivers away, by a lock that the operating system releases when this process ends, however it does.
 
@@ -65,11 +64,9 @@ class StudyFolder:
         from filelock import FileLock, Timeout
 
         try:
-            held = FileLock(self.path / ".lock").acquire(blocking=False)
+            return FileLock(self.path / ".lock").acquire(blocking=False)
         except Timeout as error:
             raise StudyError(f"another driver is at work in {self.path}: a study has one at a time") from error
-        with held:
-            yield
 
     def read_all(self, series: bool = True) -> tuple[list[Record], LeftOut]:
         """:return: the records, and (path, reason) of each file that is not a valid record, as from ``read_records``"""
@@ -121,23 +118,21 @@ def find_runs(folder: Path) -> list[Path]:
 
 def read_zoo_folder(folder: Path) -> tuple[list[Record], LeftOut]:
     """
-    :param folder: RL Zoo's log folder, or that of an algorithm or a run in it
-    :return: records, and (path, reason) of run folders that cannot be read or that repeat another one. An unfinished
-        run has status ``"failed"``. Where runs of an algorithm have different settings, their variant is the number of
-        the first folder with their settings.
+    :return: records of ``find_runs``, and (path, reason) of folders that cannot be read or that repeat another one.
+        An unfinished run has status ``"failed"``. Where runs of an algorithm have different settings, their variant is
+        the number of the first folder with their settings.
     """
     records: dict[RunSpec, tuple[Record, Path]] = {}
     bad = []
     for run in find_runs(folder):
         try:
             record = _read_run(run)
-            # settings that JSON cannot hold have none
-            record.spec.key()
+            # looked up within, because settings that JSON cannot hold have no key
+            other, where = records.get(record.spec, (None, run))
         # a truncated or foreign file may raise anything; the report names it
         except Exception as error:
             bad.append((run, f"{type(error).__name__}: {error}".splitlines()[0]))
             continue
-        other, where = records.get(record.spec, (None, run))
         if other is not None and other.status == record.status == "done":
             bad.append((run, f"the same run as {where.name}: equal settings and seed"))
         elif other is None or record.status == "done":
@@ -157,6 +152,20 @@ def read_zoo_folder(folder: Path) -> tuple[list[Record], LeftOut]:
 
 def _settings(record: Record) -> str:
     return json.dumps([record.spec.n_timesteps, record.spec.hyperparameters], sort_keys=True)
+
+
+def read_evaluations(folder: Path) -> dict[str, list]:
+    """:return: a record's evaluations, from the file into which Stable-Baselines3 writes them"""
+    path = folder / "evaluations.npz"
+    if not path.exists():
+        return {"timesteps": [], "returns": []}
+    with np.load(path, allow_pickle=False) as data:
+        evaluations = {"timesteps": data["timesteps"].tolist(), "returns": data["results"].tolist()}
+        successes = data["successes"].astype(float) if "successes" in data else np.full(1, np.nan)
+        # Stable-Baselines3 lists only the episodes that reported whether they succeeded, and no evaluation without any
+        if successes.shape == data["results"].shape and np.isfinite(successes).all():
+            evaluations["is_success"] = successes.tolist()
+    return evaluations
 
 
 def _read_run(run: Path) -> Record:
@@ -184,51 +193,33 @@ def _read_run(run: Path) -> Record:
     episodes = pd.concat(frames).sort_values("timesteps", kind="stable").astype({"timesteps": int, "l": int})
     series = episodes[["timesteps", "r", "l"]].set_axis(["timesteps", "returns", "lengths"], axis=1)
 
-    evaluations: dict[str, list[Any]] = {"timesteps": [], "returns": []}
-    if (run / "evaluations.npz").exists():
-        with np.load(run / "evaluations.npz", allow_pickle=False) as data:
-            evaluations = {"timesteps": data["timesteps"].tolist(), "returns": data["results"].tolist()}
-            # Stable-Baselines3 lists only the episodes that reported whether they succeeded
-            if "successes" in data and data["successes"].shape == data["results"].shape:
-                evaluations["is_success"] = data["successes"].astype(float).tolist()
-
     model = run / f"{arguments_file.parent.name}.zip"
-    counted = int(episodes["timesteps"].max()) if len(episodes) else 0
     # RL Zoo saves the model when the run ends, early or not
-    reason, taken = None, 0
+    reason: str | None = f"no {model.name}: the run was killed, or is under way"
     if model.exists():
         with zipfile.ZipFile(model) as archive:
             taken = int(json.loads(archive.read("data"))["num_timesteps"])
-    if not model.exists():
-        reason = f"no {model.name}: the run was killed, or is under way"
-    elif taken < n_timesteps:
-        reason = f"stopped after {taken:,} of {n_timesteps:,} steps"
-    elif counted > taken:
-        raise ValueError(
-            f"its monitor files count {counted:,} steps, but {taken:,} were taken: a wrapper around Monitor repeats "
-            "steps, so it is not known when episodes ended"
-        )
-    seed, eval_freq = int(arguments["seed"]), max(0, int(arguments["eval_freq"]))
-    settings = ("", hyperparameters, eval_freq, int(arguments["eval_episodes"]))
+        reason = f"stopped after {taken:,} of {n_timesteps:,} steps" if taken < n_timesteps else None
+        counted = max(episodes["timesteps"], default=0)
+        if counted > taken >= n_timesteps:
+            raise ValueError(
+                f"its monitor files count {counted:,} steps, but {taken:,} were taken: a wrapper around Monitor "
+                "repeats steps, so it is not known when episodes ended"
+            )
+    run_of = (arguments["algo"], arguments["env"], int(arguments["seed"]), n_timesteps, "", hyperparameters)
     return Record(
-        spec=RunSpec(arguments["algo"], arguments["env"], seed, n_timesteps, *settings),
+        spec=RunSpec(*run_of, max(0, int(arguments["eval_freq"])), int(arguments["eval_episodes"])),
         status="failed" if reason else "done",
         traceback=reason,
         episodes=series.to_dict("list"),
-        evaluations=evaluations,
-        updates={"timesteps": []},
-        versions={},
-        machine={},
-        wall_time=float(episodes["t"].max()) if len(episodes) else 0.0,
+        evaluations=read_evaluations(run),
+        wall_time=max(episodes["t"], default=0.0),
         started=datetime.fromtimestamp(min(starts), timezone.utc).isoformat(timespec="seconds"),
     )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """
-    Read a file in which RL Zoo has dumped an OrderedDict. Tuples become lists, classes and functions their names, and
-    other objects of Python the text that stands for them: nothing is constructed, imported or run.
-    """
+    """What RL Zoo has dumped, with names for classes and text for other objects: nothing is constructed or imported."""
     import yaml
 
     class Loader(yaml.SafeLoader):

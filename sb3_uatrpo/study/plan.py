@@ -7,11 +7,10 @@ import inspect
 import io
 import itertools
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ MAX_SEEDS = 100_000
 def plan(
     algos: Sequence[str],
     env_ids: Sequence[str],
-    seeds: Sequence[int],
+    seeds: Iterable[int | str],
     n_timesteps: int | None = None,
     params: Sequence[str] = (),
     vary: Mapping[str, Sequence[Any]] | None = None,
@@ -47,7 +46,7 @@ def plan(
 
     :param algos: names that RL Zoo knows
     :param env_ids: Gymnasium's names; ``module:name`` first imports the module that registers the environment
-    :param seeds: each is combined with everything else
+    :param seeds: seeds, and ranges such as ``"0-49"``; each is combined with everything else
     :param n_timesteps: steps of each run, ``None`` for the number in the hyperparameter file
     :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
     :param vary: values to try, by name of the hyperparameter. The value 0 of ``adversarial_noise`` means none.
@@ -63,10 +62,12 @@ def plan(
     from sb3_uatrpo.zoo import register
     from sb3_uatrpo.zoo.registration import RENAMED
 
-    for seed in seeds:
-        if not 0 <= seed < 2**32:
-            raise StudyError(f"a seed must be an integer from 0 to 2**32-1, but it is {seed}")
-    named = _named_variants(algos, variants or {})
+    # algorithm, name of its variant, and what that changes
+    named: list[tuple[str, str, Mapping[str, Any]]] = [(algo, "", {}) for algo in algos]
+    for variant, by_algo in (variants or {}).items():
+        if not re.fullmatch(r"(?=.*\S)[^=,]+", str(variant)):
+            raise StudyError(f"the name of a variant must not be empty or contain '=' or ',', but it is {variant!r}")
+        named += [(algo, str(variant), changes) for algo, changes in by_algo.items()]
     every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
     register()
     algorithms: dict[str, type] = {name: cls for name, cls in ALGOS.items() if name not in RENAMED}
@@ -87,7 +88,7 @@ def plan(
     kinds = []
     for env_id, (algo, name, changes) in itertools.product(env_ids, named):
         of = f"{algo} on {env_id}"
-        hyperparameters = _hyperparameters(algo, env_id, overrides[algo] | changes, configs[algo])
+        hyperparameters = _hyperparameters(algo, env_id, {**overrides[algo], **changes}, configs[algo])
         configured = hyperparameters.pop("n_timesteps", None)
         steps = _whole(configured if n_timesteps is None else n_timesteps, of)
         if algo == "ars" and hyperparameters.get("n_envs", 1) != 1:
@@ -100,10 +101,11 @@ def plan(
                 del varied[NOISE]
             _check_names(algo, algorithms, varied)
             variant = ",".join(filter(None, [name, condition]))
-            kinds.append((algo, env_id, steps, variant, _settings(varied, of)))
+            settings = {name: _setting(name, value, of) for name, value in varied.items()}
+            kinds.append((algo, env_id, steps, variant, settings))
     specs = [
         RunSpec(algo, env_id, seed, steps, variant, settings, eval_freq, n_eval_episodes)
-        for seed in seeds
+        for seed in parse_seeds(seeds)
         for algo, env_id, steps, variant, settings in kinds
     ]
     return list(dict.fromkeys(specs))
@@ -143,25 +145,21 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         check_schema(content, STUDY_FILE)
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
-    seeds = content.pop("seeds", 0)
-    noise = content.pop("noise", [])
+    seeds, noise = content.pop("seeds", 0), content.pop("noise", [])
     names = {"algorithms": "algos", "environments": "env_ids"}
     study = {names.get(name, name): value for name, value in content.items()}
     study["seeds"] = parse_seeds(seeds if isinstance(seeds, list) else [seeds])
-    return study | ({"vary": {NOISE: [float(value) for value in noise]}} if noise else {})
+    return study | ({"vary": {NOISE: list(map(float, noise))}} if noise else {})
 
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
-    """
-    :return: all seeds, and all of ranges such as ``0-49``, each once
-    :raises StudyError: if one is invalid
-    """
+    """:return: all seeds, and all of ranges such as ``0-49``, each once"""
     seeds: list[int] = []
     for text in texts:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not first <= last < 2**32:
-            raise StudyError(f"a seed must be an integer from 0 to 2**32-1, or a range like 0-49, but it is {text!r}")
+            raise StudyError(f"a seed must be an integer from 0 to 2**32-1, but it is {text}; 0-49 is a range")
         if last - first >= MAX_SEEDS:
             raise StudyError(f"a range may have up to {MAX_SEEDS:,} seeds, but {text} has {last - first + 1:,}")
         seeds += range(first, last + 1)
@@ -179,44 +177,37 @@ def register_environment(env_id: str) -> str:
 def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], configs: Sequence[str]) -> dict[str, Any]:
     """The entry of the last hyperparameter file, as ``python -m rl_zoo3.train`` would find it."""
     import gymnasium as gym
-    import yaml
     from rl_zoo3.exp_manager import ExperimentManager
 
-    try:
+    with _errors_of(f"environment {env_id!r}"):
         name = register_environment(env_id)
-    # importing a module may raise anything, or end the process
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise StudyError(f"environment {env_id!r}: {reason}") from error
     if name not in gym.registry or env_id.startswith(":"):
         raise StudyError(f"unknown environment {env_id!r}{_close_to(name, gym.registry)}")
     config = configs[-1] if configs else None
-    options: dict[str, Any] = {"hyperparams": dict(overrides), "config": config}
+    options: dict[str, Any] = {"hyperparams": overrides, "config": config}
+    source = f" in {config}" if config else ""
+    with _errors_of(f"hyperparameters of {algo} on {env_id}{source}"), redirect_stdout(io.StringIO()):
+        return ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options).read_hyperparameters()[1]
+
+
+@contextmanager
+def _errors_of(source: str) -> Iterator[None]:
+    """A user's module, or a hyperparameter file of Python, may raise anything, or end the process."""
     try:
-        with redirect_stdout(io.StringIO()):
-            manager = ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options)
-            return manager.read_hyperparameters()[1]
-    # a file of Python may raise anything, or end the process
+        yield
     except (Exception, SystemExit) as error:
-        known = isinstance(error, OSError | ValueError | yaml.YAMLError)
-        reason = " ".join(f"{'' if known else f'{type(error).__name__}: '}{error}".split())
-        source = f" in {config}" if config else ""
-        raise StudyError(f"hyperparameters of {algo} on {env_id}{source}: {reason}") from error
+        raise StudyError(f"{source}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def parse_value(text: str) -> Any:
     """:return: the value of a Python literal; other text unchanged, since RL Zoo evaluates some code in its files"""
-    try:
+    with suppress(ValueError, SyntaxError):
         return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return text
+    return text
 
 
 def split_assignment(text: str) -> tuple[str, Any]:
-    """
-    :return: the name and the value of ``name:value``
-    :raises StudyError: if one of them is missing
-    """
+    """:return: the name and the value of ``name:value``"""
     name, _, value = text.partition(":")
     if not name or not value:
         raise StudyError(f"a hyperparameter must be written name:value, but it is {text!r}")
@@ -224,14 +215,10 @@ def split_assignment(text: str) -> tuple[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """
-    :return: the value as a file of JSON returns it, for example with lists instead of tuples
-    :raises ValueError, TypeError: if JSON has no such value: NaN, infinity, objects, and keys that are not text
-    """
+    """:return: the value as JSON returns it, with lists for tuples; ValueError or TypeError if it cannot hold it"""
     if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"a key must be text, but it is {key!r}")
+        if not_text := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"a key must be text, but it is {not_text[0]!r}")
         return {key: as_json(of) for key, of in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(of) for of in value]
@@ -263,18 +250,6 @@ def _by_algorithm(
     return {algo: for_all + texts for algo, texts in for_one.items()}
 
 
-def _named_variants(
-    algos: Sequence[str], variants: Mapping[str, Mapping[str, Mapping[str, Any]]]
-) -> list[tuple[str, str, dict[str, Any]]]:
-    """The algorithms and their variants: algorithm, name of the variant, hyperparameters."""
-    named: list[tuple[str, str, dict[str, Any]]] = [(algo, "", {}) for algo in algos]
-    for name, by_algo in variants.items():
-        if not re.fullmatch(r"(?=.*\S)[^=,]+", str(name)):
-            raise StudyError(f"the name of a variant must not be empty or contain '=' or ',', but it is {name!r}")
-        named += [(algo, str(name), dict(changes)) for algo, changes in by_algo.items()]
-    return named
-
-
 def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """Every combination of the values, by its name."""
     conditions: dict[str, dict[str, Any]] = {}
@@ -301,27 +276,21 @@ def _whole(steps: Any, of: str) -> int:
     """The number of steps as an integer: 1e6 is given as a float or a string."""
     if steps is None:
         raise StudyError(f"the hyperparameters of {of} have no n_timesteps: give it with --n-timesteps")
+    with suppress(TypeError, ValueError):
+        if (number := float(steps)) >= 1 and number.is_integer():
+            return int(number)
+    raise StudyError(f"n_timesteps of {of} must be an integer of at least 1, but it is {steps!r}")
+
+
+def _setting(name: str, value: Any, of: str) -> Any:
+    """The value of a hyperparameter as a record returns it."""
     try:
-        number = float(steps)
-    except (TypeError, ValueError):
-        number = math.nan
-    if number < 1 or not number.is_integer():
-        raise StudyError(f"n_timesteps of {of} must be an integer of at least 1, but it is {steps!r}")
-    return int(number)
-
-
-def _settings(hyperparameters: Mapping[str, Any], of: str) -> dict[str, Any]:
-    """The hyperparameters as a record returns them."""
-    settings = {}
-    for name, value in hyperparameters.items():
-        try:
-            settings[name] = as_json(value)
-        except (TypeError, ValueError) as error:
-            raise StudyError(
-                f"{name} of {of} must be a finite number or a value that JSON can hold, but it is {value!r}; code is "
-                "written as a string, as in RL Zoo's YAML files"
-            ) from error
-    return settings
+        return as_json(value)
+    except (TypeError, ValueError) as error:
+        raise StudyError(
+            f"{name} of {of} must be a finite number or a value that JSON can hold, but it is {value!r}; code is "
+            "written as a string, as in RL Zoo's YAML files"
+        ) from error
 
 
 def _check_names(algo: str, algorithms: Mapping[str, type], hyperparameters: Iterable[str]) -> None:

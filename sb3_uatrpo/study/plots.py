@@ -8,6 +8,7 @@ returns (``n_runs x n_points``), NaN before a run's first episode; what is drawn
 ``draw_pictures`` draws the pictures of a report, one panel for each environment and variant.
 """
 
+import itertools
 import math
 import re
 import textwrap
@@ -29,7 +30,7 @@ from rliable.plot_utils import plot_performance_profiles
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.results import Panel, Results, evaluations, joined, learning_curves, update_series, update_values
-from sb3_uatrpo.study.statistics import Array, Estimate
+from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Array, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -49,10 +50,8 @@ Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """:return: for each label, a line style and a colour that colour-blind readers can tell apart"""
     colors = sns.color_palette("colorblind", max(len(labels), 1))
-    lines = (LINE_STYLES[i % len(LINE_STYLES)] for i in range(len(labels)))
-    return {
-        label: {"color": color, "linestyle": line} for label, color, line in zip(labels, colors, lines, strict=False)
-    }
+    looks = zip(colors, itertools.cycle(LINE_STYLES), strict=False)
+    return {label: {"color": color, "linestyle": line} for label, (color, line) in zip(labels, looks, strict=False)}
 
 
 def plot_learning_curves(
@@ -108,9 +107,8 @@ def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | Non
     """
     style = style or styles(list(ratios))
     known = {label: np.asarray(values, dtype=np.float64) for label, values in ratios.items() if np.size(values)}
-    edges = np.linspace(0, LARGEST_RATIO, 51)
     for row, (label, x) in enumerate(known.items()):
-        counts, _ = np.histogram(np.clip(x, 0, LARGEST_RATIO), edges)
+        counts, edges = np.histogram(np.clip(x, 0, LARGEST_RATIO), 50, (0, LARGEST_RATIO))
         color = style[label]["color"]
         ax.stairs(counts / len(x), edges, fill=True, color=color, alpha=0.25)
         ax.stairs(counts / len(x), edges, linewidth=1.4, label=label, **style[label])
@@ -121,11 +119,8 @@ def plot_kl_ratio(ax: Axes, ratios: Mapping[str, ArrayLike], style: Styles | Non
         ax.axvline(threshold, color="0.3", linewidth=0.8, linestyle="-" if threshold == 1 else ":", zorder=0)
     # room for the shares above the bars
     ax.margins(y=0.08 + 0.08 * len(known))
-    ax.set(
-        xlabel=f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})",
-        ylabel="share of updates",
-        xlim=(0, LARGEST_RATIO),
-    )
+    xlabel = f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})"
+    ax.set(xlabel=xlabel, ylabel="share of updates", xlim=(0, LARGEST_RATIO))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return ax
 
@@ -137,11 +132,10 @@ def plot_kl_ratio_over_training(ax: Axes, ratios: Curves, style: Styles | None =
     """
     style = style or styles(list(ratios))
     last = max(np.max(timesteps) for timesteps, _ in ratios.values())
+    quartiles: dict[str, Any] = {"estimator": "median", "errorbar": ("pi", 50), "err_kws": {"linewidth": 0}}
     for label, (timesteps, values) in ratios.items():
-        parts = np.ceil(np.asarray(timesteps, dtype=np.float64) * N_PARTS / last)
-        quartiles = pd.Series(values).groupby(parts).quantile([0.25, 0.5, 0.75]).unstack()
-        low, median, high = quartiles.to_numpy().T
-        _band(ax, quartiles.index.to_numpy() / N_PARTS * last, Estimate(median, low, high), label, style[label])
+        x = np.ceil(np.asarray(timesteps, dtype=np.float64) * N_PARTS / last) / N_PARTS * last
+        sns.lineplot(x=x, y=values, ax=ax, label=label, legend=False, linewidth=1.8, **quartiles, **style[label])
     ax.axhline(1.0, color="0.2", linewidth=0.8, zorder=0)
     ax.set_yscale("log")
     low, high = ax.get_ylim()
@@ -171,11 +165,11 @@ def plot_performance_profile(
     profiles = {label: statistics.performance_profile(values, taus, **options) for label, values in returns.items()}
     shares = {label: profile.value for label, profile in profiles.items()}
     bands = {label: profile[1:] for label, profile in profiles.items()}
-    colors, lines = ({label: of[name] for label, of in style.items()} for name in ("color", "linestyle"))
-    size = matplotlib.rcParams["font.size"]
-    names = {"xlabel": xlabel, "ylabel": "share of runs above τ", "labelsize": size, "ticklabelsize": size}
-    plot_performance_profiles(shares, taus, bands, ax=ax, colors=colors, linestyles=lines, **names)
-    return ax
+    looks = {f"{name}s": {label: of[name] for label, of in style.items()} for name in ("color", "linestyle")}
+    sizes = dict.fromkeys(("labelsize", "ticklabelsize"), matplotlib.rcParams["font.size"])
+    return plot_performance_profiles(
+        shares, taus, bands, ax=ax, xlabel=xlabel, ylabel="share of runs above τ", **looks, **sizes
+    )
 
 
 def plot_estimates(
@@ -216,7 +210,6 @@ def _over_training(ax: Axes, curves: Curves, ylabel: str) -> Axes:
     return ax
 
 
-FORMATS = ("png", "svg")
 # matplotlib's settings for all pictures of a report
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
@@ -237,32 +230,25 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_pictures(results: Results, output: Path) -> set[str]:
-    """Draw the pictures of a report into a folder, in all ``FORMATS``; return the names of those with data to show."""
+    """Draw the pictures of a report into a folder, as PNG and SVG; return the names of those with data to show."""
     drawn = set()
     with matplotlib.rc_context(STYLE):
         for name, draw in PICTURES.items():
             figure = draw(results)
-            for extension in FORMATS:
-                path = output / f"{name}.{extension}"
+            for path in (output / f"{name}.png", output / f"{name}.svg"):
                 # an earlier report's picture must not remain
                 path.unlink(missing_ok=True)
                 if figure is not None:
                     # without its date, an unchanged picture is an unchanged file
-                    figure.savefig(path, dpi=150, metadata={"Date": None} if extension == "svg" else None)
+                    figure.savefig(path, dpi=150, metadata={"Date": None})
                     drawn.add(name)
     return drawn
 
 
 def _draw(
-    panels: Mapping[Panel, Any],
-    draw: Callable[[Axes, Any], Any],
-    size: tuple[float, float] = (3.6, 2.7),
-    share: str | None = "y",
+    panels: Mapping[Panel, Any], draw: Callable[[Axes, Any], Any], size: Sequence[float] = (3.6, 2.7), share: str = "y"
 ) -> Figure | None:
-    """
-    One panel for each environment and variant; ``None`` if there are no panels. If there are variants, each environment
-    has a row, within which the axis ``share``, if given, is shared.
-    """
+    """A panel for each environment and variant. With variants, each environment has a row, which shares an axis."""
     if not panels:
         return None
     env_ids, variants = (list(dict.fromkeys(names)) for names in zip(*panels, strict=True))
@@ -272,7 +258,7 @@ def _draw(
     n_rows = len(env_ids) if in_rows else math.ceil(len(panels) / n_columns)
     # a single narrow panel would leave no room for the legend
     figure = Figure(figsize=(max(size[0] * n_columns, 4.6), size[1] * n_rows))
-    shared: dict[str, Any] = {f"share{share}": "row"} if in_rows and share else {}
+    shared: dict[str, Any] = {f"share{share}": "row"} if in_rows else {}
     axes = figure.subplots(n_rows, n_columns, squeeze=False, **shared)
     entries: dict[str, Any] = {}
     for i, (names, content) in enumerate(panels.items()):
@@ -305,11 +291,6 @@ def _draw_runs(
     return _draw({panel: by_label for panel, by_label in panels.items() if by_label}, draw)
 
 
-def _draw_cvar_over_training(results: Results) -> Figure | None:
-    options = {"kappa": results.kappa, "n_resamples": statistics.N_RESAMPLES_OVER_TRAINING}
-    return _draw_runs(plot_cvar_over_training, learning_curves, results, **options)
-
-
 def _draw_performance_profiles(results: Results) -> Figure | None:
     profiles: dict[Panel, tuple[str, Mapping[str, Array]]] = {
         panel: ("final return τ", {label: runs.final_return for label, runs in by_label.items()})
@@ -317,7 +298,7 @@ def _draw_performance_profiles(results: Results) -> Figure | None:
     }
     profiles |= {("all environments", name): ("score τ, 0 to 1", scores) for name, scores in results.scores.items()}
     style = styles(results.labels)
-    return _draw(profiles, lambda ax, of: plot_performance_profile(ax, of[1], style, xlabel=of[0]), share=None)
+    return _draw(profiles, lambda ax, of: plot_performance_profile(ax, of[1], style, xlabel=of[0]))
 
 
 def _draw_differences(results: Results) -> Figure | None:
@@ -332,16 +313,11 @@ def _draw_differences(results: Results) -> Figure | None:
 
 
 def _draw_probability_of_improvement(results: Results) -> Figure | None:
-    estimates = {
-        f"{joined(row.panel)}: {row.name.replace(' − ', ' > ')}": row.improvement
-        for row in results.comparisons.itertuples()
-    }
-    panels = {("", ""): estimates} if estimates else {}
+    panels: dict[Panel, dict[str, Estimate]] = {}
+    for row in results.comparisons.itertuples():
+        name = f"{joined(row.panel)}: {row.name.replace(' − ', ' > ')}"
+        panels.setdefault(("", ""), {})[name] = row.improvement
     return _draw_estimates(panels, "probability of improvement", reference=0.5, xlim=(-0.02, 1.02))
-
-
-def _draw_interquartile_means(results: Results) -> Figure | None:
-    return _draw_estimates(results.interquartile_means, "IQM of final return", style=styles(results.labels))
 
 
 def _draw_estimates(panels: Mapping[Panel, Mapping[str, Estimate]], xlabel: str, **options: Any) -> Figure | None:
@@ -355,11 +331,17 @@ PICTURES: dict[str, Callable[[Results], Figure | None]] = {
     "learning_curves": partial(_draw_runs, plot_learning_curves, learning_curves),
     "evaluations": partial(_draw_runs, plot_learning_curves, evaluations, ylabel="deterministic return"),
     "cvar": partial(_draw_runs, plot_cvar, attrgetter("final_return")),
-    "cvar_over_training": _draw_cvar_over_training,
+    "cvar_over_training": lambda results: _draw_runs(
+        partial(plot_cvar_over_training, kappa=results.kappa, n_resamples=N_RESAMPLES_OVER_TRAINING),
+        learning_curves,
+        results,
+    ),
     "differences": _draw_differences,
     "kl_ratio": partial(_draw_runs, plot_kl_ratio, partial(update_values, key="kl_ratio")),
     "kl_ratio_over_training": partial(_draw_runs, plot_kl_ratio_over_training, partial(update_series, key="kl_ratio")),
     "performance_profiles": _draw_performance_profiles,
-    "interquartile_means": _draw_interquartile_means,
+    "interquartile_means": lambda results: _draw_estimates(
+        results.interquartile_means, "IQM of final return", style=styles(results.labels)
+    ),
     "probability_of_improvement": _draw_probability_of_improvement,
 }

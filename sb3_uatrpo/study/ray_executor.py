@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -38,21 +37,11 @@ def run_on_node(spec: RunSpec, save_model: bool) -> Iterator[int | Ended]:
 
 
 class RayExecutor(Executor):
-    """
-    One Ray task for each run.
-
-    :param address: address of the cluster, ``host:port`` or ``auto``; this machine has to be one of its nodes
-    :param n_jobs: maximum number of runs at a time, ``None`` for as many as the cluster has room for
-    :param save_models: whether to keep the trained models
-    :raises StudyError: if no cluster answers at the address
-    """
+    """One Ray task for each run. This machine has to be a node of the cluster, at ``host:port`` or ``auto``."""
 
     def __init__(self, address: str, n_jobs: int | None = None, save_models: bool = False) -> None:
         super().__init__(n_jobs or MAX_SUBMITTED, save_models)
-        # an existing connection belongs to the caller
-        self.connected_here = not ray.is_initialized()
-        if self.connected_here:
-            _connect(address)
+        _connect(address)
         # Ray's own retries report neither the lost run nor the reason, and drop earlier outputs of a generator
         self.task = ray.remote(num_cpus=1, max_calls=1, max_retries=0, num_returns="streaming")(run_on_node)
         # by the outputs of their tasks: the runs, and the steps of those that have started
@@ -66,27 +55,23 @@ class RayExecutor(Executor):
         end = time.monotonic() + timeout
         # most outputs are only numbers of steps: keep waiting for a result
         while self.specs and (left := end - time.monotonic()) > 0:
-            for outputs in ray.wait(list(self.specs), num_returns=1, timeout=left)[0]:
-                if (ended := self._read(outputs)) is not None:
-                    self.reported.pop(ended.spec, None)
-                    return ended
+            ready: list[Any] = ray.wait(list(self.specs), num_returns=1, timeout=left)[0]
+            for outputs in ready:
+                spec = self.specs.pop(outputs)
+                output: Any
+                try:
+                    output = ray.get(next(outputs))
+                except RayError as error:
+                    # the sentences after the first are hints about Ray's tools
+                    reason = " ".join(str(error).split()).partition(". ")[0]
+                    output = Ended(spec, None, {}, f"{type(error).__name__}: {reason}")
+                if not isinstance(output, int):
+                    self.reported.pop(spec, None)
+                    return Ended(*output)
+                # the last to be read again
+                self.specs[outputs] = spec
+                self.reported[spec] = output
         return None
-
-    def _read(self, outputs: Any) -> Ended | None:
-        """Read the next output of a task: the end of its run, or ``None`` while it is under way."""
-        spec = self.specs.pop(outputs)
-        try:
-            output = ray.get(next(outputs))
-        except RayError as error:
-            # the sentences after the first are hints about Ray's tools
-            reason = " ".join(str(error).split()).partition(". ")[0]
-            return Ended(spec, None, {}, f"{type(error).__name__}: {reason}")
-        if isinstance(output, int):
-            # the last to be read again
-            self.specs[outputs] = spec
-            self.reported[spec] = output
-            return None
-        return Ended(*output)
 
     def steps(self) -> dict[RunSpec, int]:
         return dict(self.reported)
@@ -96,8 +81,7 @@ class RayExecutor(Executor):
             ray.cancel(outputs, force=True)
         self.specs.clear()
         # the cluster stays as it is
-        if self.connected_here:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _connect(address: str) -> None:
@@ -121,7 +105,6 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         # Ray's own handler would end this process before the runs are stopped
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
     except Exception as error:
         raise StudyError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error

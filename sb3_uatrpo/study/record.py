@@ -9,7 +9,7 @@ import math
 import os
 import re
 import zlib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,7 @@ class RunSpec:
 
     def to_json(self) -> dict[str, Any]:
         """:return: the fields as in a record's file, where ``hyperparameters`` is called ``settings``"""
-        content = asdict(self)
-        return {"settings" if name == "hyperparameters" else name: value for name, value in content.items()}
+        return {"settings" if name == "hyperparameters" else name: value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "RunSpec":
@@ -135,13 +134,13 @@ class Record:
     spec: RunSpec
     status: str
     traceback: str | None
-    episodes: dict[str, list]
-    evaluations: dict[str, list]
-    updates: dict[str, list]
-    versions: dict[str, str]
-    machine: dict[str, str]
-    wall_time: float
-    started: str
+    episodes: Table = field(default_factory=lambda: {"timesteps": [], "returns": [], "lengths": []})
+    evaluations: Table = field(default_factory=lambda: {"timesteps": [], "returns": []})
+    updates: Table = field(default_factory=lambda: {"timesteps": []})
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict)
+    wall_time: float = 0.0
+    started: str = ""
 
     @property
     def reason(self) -> str:
@@ -203,10 +202,22 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             text = file.read(MAX_SIZE)
             if file.read(1):
                 raise ValueError(f"its text is longer than {MAX_SIZE} bytes")
-        return _record_of(json.loads(text))
+        content = json.loads(text)
+        check_schema(content, SCHEMA)
+        spec = RunSpec.from_json(content["spec"])
+        if spec.key() != content["key"]:
+            raise ValueError(f"its key {content['key']!r} does not match its specification")
+        for name in SERIES:
+            if len({len(values) for values in content[name].values()}) > 1:
+                raise ValueError(f"its {name} are not lists of equal length")
+        if any(later < earlier for earlier, later in pairwise(content["episodes"]["timesteps"])):
+            raise ValueError("the timesteps of its episodes do not ascend")
     # what gzip raises is among them, and deeply nested lists raise a RecursionError
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
+    content["episodes"]["returns"] = _with_nan(content["episodes"]["returns"])
+    content["evaluations"] = {name: _with_nan(values) for name, values in content["evaluations"].items()}
+    return Record(**{of.name: content[of.name] for of in fields(Record)} | {"spec": spec})
 
 
 def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[list[Record], LeftOut]:
@@ -229,37 +240,19 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
     return records, bad
 
 
-def _record_of(content: Any) -> Record:
-    """:raises ValueError: if a file's content is not a record, naming the reason"""
-    check_schema(content, SCHEMA)
-    spec = RunSpec.from_json(content["spec"])
-    if spec.key() != content["key"]:
-        raise ValueError(f"its key {content['key']!r} does not match its specification")
-    for name in SERIES:
-        if len({len(values) for values in content[name].values()}) > 1:
-            raise ValueError(f"its {name} are not lists of equal length")
-    if any(later < earlier for earlier, later in pairwise(content["episodes"]["timesteps"])):
-        raise ValueError("the timesteps of its episodes do not ascend")
-    content["episodes"]["returns"] = _with_nan(content["episodes"]["returns"])
-    content["evaluations"] = {name: _with_nan(values) for name, values in content["evaluations"].items()}
-    return Record(**{field.name: content[field.name] for field in fields(Record)} | {"spec": spec})
-
-
 def _rounded(series: Table) -> Table:
     """Floats to six significant digits, and ``None`` for NaN and infinity, which JSON does not have."""
-    text = json.dumps(series)
-    return json.loads(text, parse_float=lambda digits: round_float(float(digits)), parse_constant=lambda name: None)
+
+    def rounded(digits: str) -> float:
+        return float(f"{float(digits):.{SIGNIFICANT_DIGITS}g}")
+
+    return json.loads(json.dumps(series), parse_float=rounded, parse_constant=lambda name: None)
 
 
 def _with_nan(values: Any) -> Any:
     if isinstance(values, list):
         return [_with_nan(value) for value in values]
     return math.nan if values is None else values
-
-
-def round_float(value: float) -> float:
-    """:return: a finite number, rounded to six significant digits"""
-    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def check_schema(content: Any, schema: dict[str, Any]) -> None:
@@ -272,23 +265,17 @@ def check_schema(content: Any, schema: dict[str, Any]) -> None:
         raise ValueError(f"{problem.json_path}: {problem.message[-150:]}".lstrip("$.: "))
 
 
-def _list_of(items: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items, **more}
-
-
 def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties | (optional or {}), "required": list(properties)}
 
 
 TEXT = {"type": "string"}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
-INTEGER = {"type": "integer"}
 COUNT = {"type": "integer", "minimum": 0}
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
 # a number that was not finite is written as null
-NUMBER_OR_NULL = {"type": ["number", "null"]}
-INTEGERS = _list_of(INTEGER)
-NUMBERS = _list_of(NUMBER_OR_NULL)
-ROWS = _list_of(_list_of(NUMBER_OR_NULL, minItems=1))
+NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
+ROWS = {"type": "array", "items": NUMBERS | {"minItems": 1}}
 
 SCHEMA = _object(
     format={"const": FORMAT},
@@ -304,10 +291,10 @@ SCHEMA = _object(
     status={"enum": ["done", "failed"]},
     traceback={"type": ["string", "null"]},
     episodes=_object({"is_success": NUMBERS}, timesteps=INTEGERS, returns=NUMBERS, lengths=INTEGERS),
-    evaluations=_object({"is_success": ROWS}, timesteps=_list_of(INTEGER), returns=ROWS),
+    evaluations=_object({"is_success": ROWS}, timesteps=INTEGERS, returns=ROWS),
     # an algorithm may log anything; a report reads these
     updates=_object(timesteps=INTEGERS)
-    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": _list_of({})},
+    | {"patternProperties": {"^kl_(ratio|proposed)$": NUMBERS}, "additionalProperties": {"type": "array"}},
     versions=TEXTS,
     machine=TEXTS,
     wall_time={"type": "number"},

@@ -16,6 +16,7 @@ from sb3_uatrpo.study.results import GROUP, Pair, Results, counted, joined, pair
 from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPLES, N_RESAMPLES_OVER_TRAINING, Estimate
 
 PERCENT = "{:.1%}".format
+GROUPS = " | ".join(GROUP)
 # With fewer runs than this in a group, the report warns about its intervals
 FEW = 5
 
@@ -122,10 +123,9 @@ def _runs(runs: pd.DataFrame, unreadable: LeftOut) -> Iterator[str]:
     rows = []
     for names, group in runs.groupby(GROUP, sort=False):
         ended = group[group.status == "done"]
-        hours = sum(record.wall_time for record in ended.record) / 3600
-        counts = [len(ended), len(group) - len(ended), f"{group.n_timesteps.iloc[0]:,}"]
-        rows.append([*names, *counts, _seeds(ended.seed.tolist()), f"{hours:.2g}"])
-    yield _table("environment | variant | algorithm | done | failed | steps | seeds | hours", rows)
+        row = [*names, len(ended), len(group) - len(ended), f"{group.n_timesteps.iloc[0]:,}", _seeds(list(ended.seed))]
+        rows.append([*row, f"{sum(record.wall_time for record in ended.record) / 3600:.2g}"])
+    yield _table(f"{GROUPS} | done | failed | steps | seeds | hours", rows)
     if len(failed):
         yield "Failed:"
         reasons = (record.reason.replace("`", "'")[:200] for record in failed.record)
@@ -141,22 +141,19 @@ def _runs(runs: pd.DataFrame, unreadable: LeftOut) -> Iterator[str]:
 def _returns(results: Results) -> Iterator[str]:
     yield "## Returns"
     rows = []
-    # sizes of the groups whose CVaR rests on a single run
-    alone = set()
     for names, runs in results.groups.items():
         returns = runs.final_return
         cvar = _estimate(statistics.bootstrap_cvar(returns, results.kappa))
-        behind_cvar = statistics.runs_behind_cvar(len(runs), results.kappa)
-        if behind_cvar == 1:
-            alone.add(len(runs))
-        row = [*names, len(runs), _mean_and_error(returns), _estimate(statistics.bootstrap_mean(returns))[1], *cvar]
-        row += [counted(behind_cvar, "run"), _number(returns.min()), _number(returns.max())]
+        behind_cvar = counted(statistics.runs_behind_cvar(len(runs), results.kappa), "run")
+        row = [*names, len(runs), *_mean(returns), *cvar, behind_cvar, _number(returns.min()), _number(returns.max())]
         rows.append([*row, _last_evaluation(runs)])
     yield _table(
-        f"environment | variant | algorithm | runs | final return | interval | {results.cvar_name} | interval | "
-        "rests on | lowest | highest | last evaluation",
+        f"{GROUPS} | runs | final return | interval | {results.cvar_name} | interval | rests on | lowest | highest | "
+        "last evaluation",
         rows,
     )
+    sizes = set(map(len, results.groups.values()))
+    alone = {n_runs for n_runs in sizes if statistics.runs_behind_cvar(n_runs, results.kappa) == 1}
     if several := sorted(alone - {1}):
         yield (
             f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** Only with "
@@ -171,9 +168,8 @@ def _successes(results: Results) -> Iterator[str]:
     for names, runs in results.groups.items():
         shares = runs.final_success.dropna()
         if len(shares):
-            _, interval = _estimate(statistics.bootstrap_mean(shares), PERCENT)
             last = _last_evaluation(runs, "is_success", PERCENT)
-            rows.append([*names, len(shares), _mean_and_error(shares, PERCENT), interval, last])
+            rows.append([*names, len(shares), *_mean(shares, PERCENT), last])
     if rows:
         yield "## Success rates"
         yield (
@@ -181,7 +177,7 @@ def _successes(results: Results) -> Iterator[str]:
             f"{FINAL_SHARE:.0%} of the steps, and those of the last deterministic evaluation. Mean and standard error "
             "over runs."
         )
-        yield _table("environment | variant | algorithm | runs | success | interval | last evaluation", rows)
+        yield _table(f"{GROUPS} | runs | success | interval | last evaluation", rows)
 
 
 def _differences(results: Results) -> Iterator[str]:
@@ -190,20 +186,18 @@ def _differences(results: Results) -> Iterator[str]:
     yield "## Differences"
     rows = []
     unlike: dict[str, list[str]] = {}
-    for comparison in results.comparisons.itertuples():
-        n_runs = f"{len(comparison.first)}, {len(comparison.second)}"
-        t, p = comparison.welch
-        welch = [_number(t, 2), "< 0.001" if p < 0.001 else _number(p, 3)]
-        others = [*_estimate(comparison.cvar), *_probability(comparison.improvement)]
-        rows.append([*comparison.panel, comparison.name, n_runs, *_estimate(comparison.mean), *welch, *others])
-        if comparison.unlike:
-            unlike.setdefault(f"{comparison.name}: {comparison.unlike}", []).append(joined(comparison.panel))
+    for of in results.comparisons.itertuples():
+        row = [*of.panel, of.name, ", ".join(map(str, of.n_runs)), *_estimate(of.mean), _number(of.welch.statistic, 2)]
+        row.append("< 0.001" if of.welch.pvalue < 0.001 else _number(of.welch.pvalue, 3))
+        rows.append([*row, *_estimate(of.cvar), *_probability(of.improvement)])
+        if of.unlike:
+            unlike.setdefault(f"{of.name}: {of.unlike}", []).append(joined(of.panel))
     yield _table(
         "environment | variant | difference | runs | of means | interval | Welch t | p | "
         f"of {results.cvar_name} | interval | probability of improvement | interval",
         rows,
     )
-    fewest = min(min(len(row.first), len(row.second)) for row in results.comparisons.itertuples())
+    fewest = min(map(min, results.comparisons.n_runs))
     if fewest < FEW:
         yield (
             f"**Do not rely on these intervals: some groups have only {counted(fewest, 'run')}.** Resampling fewer "
@@ -217,21 +211,20 @@ def _differences(results: Results) -> Iterator[str]:
 
 def _proposed_steps(results: Results) -> Iterator[str]:
     yield "## Proposed steps"
-    rows, silent = [], set(results.labels)
+    rows = []
     for names, runs in results.groups.items():
         ratios, proposed = (update_values(runs, key) for key in ("kl_ratio", "kl_proposed"))
         if len(ratios):
-            silent.discard(names[-1])
             large = [PERCENT(statistics.share_at_least(ratios, threshold)) for threshold in (2.0, 3.0)]
             mean_kl = _number(proposed.mean(), 4) if len(proposed) else ""
             rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *large, mean_kl])
+    silent = set(results.labels).difference(label for _, _, label, *_ in rows)
     if rows:
         yield (
             "KL ratio: actual KL divergence of a proposed step (before the line search) divided by the estimated one, "
             "for all updates of all runs."
         )
-        shares = "updates | median ratio | at least 2 | at least 3"
-        yield _table(f"environment | variant | algorithm | {shares} | mean proposed KL", rows)
+        yield _table(f"{GROUPS} | updates | median ratio | at least 2 | at least 3 | mean proposed KL", rows)
     if silent:
         yield f"No KL ratio in the records of {', '.join(sorted(silent))}."
 
@@ -239,11 +232,10 @@ def _proposed_steps(results: Results) -> Iterator[str]:
 def _aggregates(results: Results) -> Iterator[str]:
     yield "## Aggregates"
     rows = [
-        [*panel, label, len(results.panels[panel][label]), *_estimate(mean)]
-        for panel, by_label in results.interquartile_means.items()
-        for label, mean in by_label.items()
+        [*names, len(runs), *_estimate(results.interquartile_means[names[:2]][names[2]])]
+        for names, runs in results.groups.items()
     ]
-    yield _table("environment | variant | algorithm | runs | IQM of final return | interval", rows)
+    yield _table(f"{GROUPS} | runs | IQM of final return | interval", rows)
     if not results.scores:
         if results.compared.environment.nunique() > 1:
             yield "Nothing is averaged over environments: no algorithm has the same number of runs in each."
@@ -274,8 +266,7 @@ def _hyperparameters(results: Results) -> Iterator[str]:
         lines.append(f"- {joined([label, env_id, variant])}: " + ", ".join(f"`{k}: {value}`" for k, value in values))
     yield "\n".join(lines)
     versions = pd.DataFrame([record.versions for record in results.compared.record])
-    if len(versions.columns):
-        found = (f"{name} {' and '.join(sorted(versions[name].dropna().unique()))}" for name in sorted(versions))
+    if found := [f"{name} {' and '.join(sorted(versions[name].dropna().unique()))}" for name in sorted(versions)]:
         yield f"Versions: {', '.join(found)}."
 
 
@@ -295,8 +286,8 @@ def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
 
 def _number(value: float, digits: int | None = None) -> str:
     """Rounded to four significant digits, and to an integer from 1,000 up, unless ``digits`` says otherwise."""
-    if not math.isfinite(value):
-        return "" if math.isnan(value) else str(value)
+    if math.isnan(value):
+        return ""
     if digits is None and 0 < abs(value) < 1e-3:
         return f"{value:.4g}"
     if digits is None:
@@ -315,11 +306,11 @@ def _probability(estimate: Estimate) -> tuple[str, str]:
     return value, "" if estimate.low == estimate.high else interval
 
 
-def _mean_and_error(values: Any, form: Callable[[float], str] = _number) -> str:
-    if not len(values):
-        return ""
+def _mean(values: Any, form: Callable[[float], str] = _number) -> tuple[str, str]:
+    """The mean with its standard error, and its interval."""
+    mean, interval = _estimate(statistics.bootstrap_mean(values), form)
     error = f" ± {form(float(statistics.standard_error(values)))}" if len(values) > 1 else ""
-    return form(float(values.mean())) + error
+    return mean + error, interval
 
 
 def _last_evaluation(runs: pd.DataFrame, name: str = "returns", form: Callable[[float], str] = _number) -> str:
@@ -327,8 +318,8 @@ def _last_evaluation(runs: pd.DataFrame, name: str = "returns", form: Callable[[
     rows = [record.evaluations[name][-1] for record in runs.record if record.evaluations.get(name)]
     values = np.array([np.mean(row) for row in rows])
     values = values[np.isfinite(values)]
-    few = f" ({counted(len(values), 'run')})" if 0 < len(values) < len(runs) else ""
-    return _mean_and_error(values, form) + few
+    few = f" ({counted(len(values), 'run')})" if len(values) < len(runs) else ""
+    return _mean(values, form)[0] + few if len(values) else ""
 
 
 def _seeds(seeds: list[int]) -> str:

@@ -48,8 +48,8 @@ def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd
     rows = [(record.spec.env_id, record.spec.seed, record.status, record.spec.n_timesteps) for record in records]
     runs = pd.DataFrame(rows, columns=["environment", "seed", "status", "n_timesteps"])
     runs = runs.assign(variant=names, algorithm=algorithms, record=list(records))
-    runs["final_return"] = [_final_return(record) for record in records]
-    runs["final_success"] = [_final_success(record) for record in records]
+    runs["final_return"] = [_final_mean(record, record.episodes["returns"]) for record in records]
+    runs["final_success"] = list(map(_final_success, records))
     known = [name or UNVARIED for name in sorted(set(names))]
     for name in variants:
         if name not in known:
@@ -76,27 +76,22 @@ def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[
     return variants, labels
 
 
-def _final_return(record: Record) -> float:
-    """The final return of a finished run; NaN if there is none or it is not finite."""
-    final = _final_mean(record, record.episodes["returns"])
-    return final if math.isfinite(final) else math.nan
+def _final_mean(record: Record, values: ArrayLike) -> float:
+    """Mean over the episodes of the final return; NaN for a run that is not done, and if it is not finite."""
+    if record.status != "done":
+        return math.nan
+    mean = statistics.final_return(record.episodes["timesteps"], values, record.spec.n_timesteps)
+    return mean if math.isfinite(mean) else math.nan
 
 
 def _final_success(record: Record) -> float:
     """Share of successes among the episodes of the final return that report whether they succeeded; NaN if none do."""
-    # None where an episode does not report it
-    reported = np.array(record.episodes.get("is_success", []), dtype=np.float64)
-    if not len(reported):
+    if "is_success" not in record.episodes:
         return math.nan
+    # None where an episode does not report it
+    reported = np.array(record.episodes["is_success"], dtype=np.float64)
     share = _final_mean(record, ~np.isnan(reported))
     return _final_mean(record, np.nan_to_num(reported)) / share if share else math.nan
-
-
-def _final_mean(record: Record, values: ArrayLike) -> float:
-    """Mean over the episodes of the final return; NaN for a run that is not done."""
-    if record.status != "done":
-        return math.nan
-    return statistics.final_return(record.episodes["timesteps"], values, record.spec.n_timesteps)
 
 
 def _refuse_unlike(runs: pd.DataFrame) -> None:
@@ -106,7 +101,8 @@ def _refuse_unlike(runs: pd.DataFrame) -> None:
             listed = ", ".join(f"{n:,}" for n in sorted(steps.unique()))
             raise StudyError(f"records of different settings: runs on {env_id} have {listed} steps")
     for (env_id, variant, label), alike in runs.groupby(GROUP):
-        settings = [_settings(record.spec) for record in alike.record]
+        specs = [record.spec for record in alike.record]
+        settings = [spec.hyperparameters | {name: getattr(spec, name) for name in EVALUATION} for spec in specs]
         names = _differing(settings)
         if names and not (alike.seed.is_unique and set(EVALUATION).issuperset(names)):
             each = (
@@ -117,11 +113,6 @@ def _refuse_unlike(runs: pd.DataFrame) -> None:
                 f"records of different settings: {label} on {joined([env_id, variant])} has {kinds}; they need names, "
                 "as variants of a study file or by --vary"
             )
-
-
-def _settings(spec: RunSpec) -> dict[str, Any]:
-    """What must be equal in runs that are averaged, besides the number of steps."""
-    return {**spec.hyperparameters, **{name: getattr(spec, name) for name in EVALUATION}}
 
 
 def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -184,12 +175,8 @@ def update_values(runs: pd.DataFrame, key: str) -> Array:
 
 def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
     """:return: the steps before each update with a finite value of ``train/key``, and the values (``n_updates``)"""
-    logged = [
-        np.array([record.updates["timesteps"], record.updates[key]], dtype=np.float64)
-        for record in runs.record
-        if key in record.updates
-    ]
-    timesteps, values = np.concatenate([np.empty((2, 0)), *logged], axis=1)
+    logged = [[record.updates["timesteps"], record.updates[key]] for record in runs.record if key in record.updates]
+    timesteps, values = np.concatenate([np.empty((2, 0)), *logged], axis=1).astype(np.float64)
     known = np.isfinite(values)
     return timesteps[known], values[known]
 
@@ -242,11 +229,10 @@ class Results:
         for panel, algorithms in self.panels.items():
             for names in self.pairs:
                 if algorithms.keys() >= set(names):
-                    first, second = (algorithms[name] for name in names)
-                    x, y = first.final_return, second.final_return
-                    row: dict[str, Any] = {"panel": panel, "name": " − ".join(names), "first": first, "second": second}
+                    x, y = (algorithms[name].final_return for name in names)
+                    row: dict[str, Any] = {"panel": panel, "name": " − ".join(names), "n_runs": (len(x), len(y))}
                     # a difference may also come from hyperparameters that both have
-                    ours, theirs = (runs.record.iloc[0].spec.hyperparameters for runs in (first, second))
+                    ours, theirs = (algorithms[name].record.iloc[0].spec.hyperparameters for name in names)
                     both = [name for name in _differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
                     row["unlike"] = "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)
                     row["mean"] = statistics.difference_of_means(x, y)

@@ -150,27 +150,20 @@ def bootstrap(
     from scipy import stats
 
     arrays = [np.asarray(sample, dtype=np.float64) for sample in samples]
-    if not all(array.shape[-1] for array in arrays):
+    n_runs = min(array.shape[-1] for array in arrays)
+    if n_runs == 0:
         raise ValueError("returns must hold at least one run, but they are empty")
     if any(np.isnan(array).any() for array in arrays):
         raise ValueError("returns must be numbers, but they hold NaN: leave out runs without a return")
     value = np.asarray(statistic(*arrays, axis=-1))
-    if min(array.shape[-1] for array in arrays) < 2:
+    if n_runs == 1:
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
-    result = stats.bootstrap(
-        arrays,
-        statistic,
-        vectorized=True,
-        axis=-1,
-        confidence_level=confidence_level,
-        n_resamples=n_resamples,
-        # bounds the memory: the resamples of a batch are held at the same time
-        batch=500,
-        # BCa intervals are undefined if leaving out one run changes nothing, as for the CVaR of few runs
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return Estimate(value, *(np.asarray(bound) for bound in result.confidence_interval))
+    # a batch bounds the memory: its resamples are held at the same time. BCa intervals are undefined if leaving out one
+    # run changes nothing, as for the CVaR of few runs.
+    options: dict[str, Any] = {"batch": 500, "method": "percentile", "rng": np.random.default_rng(seed)}
+    options |= {"confidence_level": confidence_level, "n_resamples": n_resamples}
+    result = stats.bootstrap(arrays, statistic, vectorized=True, axis=-1, **options)
+    return Estimate(value, *map(np.asarray, result.confidence_interval))
 
 
 def bootstrap_mean(returns: ArrayLike, **options: Any) -> Estimate:

@@ -18,7 +18,8 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import closing, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_uatrpo.study.folders import read_evaluations
 from sb3_uatrpo.study.record import Record, RunSpec, write_record
 
 if TYPE_CHECKING:
@@ -49,12 +51,6 @@ PATIENCE = 5.0
 EVAL_SEED_OFFSET = 1_000_000
 # Files in a run's folder, besides its record
 TASK, STEPS, OUTPUT, MODEL = "task.json", "steps", "output.txt", "model"
-# The series of a record, before anything has happened
-EMPTY: dict[str, dict[str, list]] = {
-    "episodes": {"timesteps": [], "returns": [], "lengths": []},
-    "evaluations": {"timesteps": [], "returns": []},
-    "updates": {"timesteps": []},
-}
 
 
 def run_one(
@@ -73,28 +69,23 @@ def run_one(
     started = datetime.now(timezone.utc)
     try:
         with TemporaryDirectory(prefix="sb3_uatrpo_study_") as folder:
-            series, problem = _train(spec, report or (lambda steps: None), Path(folder), model_folder), None
+            series = _train(spec, report or (lambda steps: None), Path(folder), model_folder)
     # an environment may also try to end the process
     except (Exception, SystemExit):
-        series, problem = EMPTY, traceback.format_exc()
-    return _record(spec, series, problem, started)
+        return failed_record(spec, traceback.format_exc(), started)
+    return replace(failed_record(spec, "", started), status="done", traceback=None, **series)
 
 
 def failed_record(spec: RunSpec, reason: str, started: datetime) -> Record:
     """:return: the record of a run that has ended without one, for this reason"""
-    return _record(spec, EMPTY, reason, started)
-
-
-def _record(spec: RunSpec, series: dict[str, dict[str, list]], problem: str | None, started: datetime) -> Record:
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return Record(
         spec=spec,
-        status="failed" if problem else "done",
-        traceback=problem,
-        **series,
+        status="failed",
+        traceback=reason,
         versions=versions,
         machine={"system": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())},
         wall_time=round((datetime.now(timezone.utc) - started).total_seconds(), 3),
@@ -104,7 +95,7 @@ def _record(spec: RunSpec, series: dict[str, dict[str, list]], problem: str | No
 
 def _train(
     spec: RunSpec, report: Callable[[int], None], folder: Path, model_folder: str | os.PathLike[str] | None
-) -> dict[str, dict[str, list]]:
+) -> dict[str, Any]:
     import torch as th
     import yaml
     from rl_zoo3.exp_manager import ExperimentManager
@@ -122,19 +113,12 @@ def _train(
     config = folder / "hyperparameters.yml"
     config.write_text(yaml.safe_dump({name: {**spec.hyperparameters, "n_timesteps": spec.n_timesteps}}))
     options: dict[str, Any] = {"seed": spec.seed, "n_timesteps": spec.n_timesteps}
+    # RL Zoo saves these beside a model as its command line
+    arguments = argparse.Namespace(algo=spec.algo, env=name, env_kwargs=None, **options)
+    # otherwise, only the training environments would get env_kwargs
+    options |= {"config": str(config), "env_kwargs": spec.hyperparameters.get("env_kwargs")}
     manager = ExperimentManager(
-        # RL Zoo saves these beside a model as its command line
-        argparse.Namespace(algo=spec.algo, env=name, env_kwargs=None, **options),
-        spec.algo,
-        name,
-        str(folder),
-        # otherwise, only the training environments would get them
-        env_kwargs=spec.hyperparameters.get("env_kwargs"),
-        eval_freq=0,
-        verbose=0,
-        device="cpu",
-        config=str(config),
-        **options,
+        arguments, spec.algo, name, str(folder), eval_freq=0, verbose=0, device="cpu", **options
     )
     with redirect_stdout(io.StringIO()):
         experiment = manager.setup_experiment()
@@ -145,30 +129,25 @@ def _train(
     env = model.get_env()
     assert env is not None
     recorder = RunRecorder(report, 0 if isinstance(model, TrustRegionAlgorithm) else STEPS_BETWEEN_UPDATES)
-    with closing(env):
-        evaluation = None
+    callbacks = [*manager.callbacks, recorder]
+    with ExitStack() as stack:
+        stack.callback(env.close)
         if spec.eval_freq > 0:
             eval_env = manager.create_envs(1, eval_env=True)
+            stack.callback(eval_env.close)
             eval_env.seed(spec.seed + EVAL_SEED_OFFSET)
             frequency = max(spec.eval_freq // env.num_envs, 1)
-            # it keeps its results only if it also writes them
-            evaluation = EvalCallback(eval_env, None, None, spec.n_eval_episodes, frequency, str(folder), verbose=0)
-        model.learn(spec.n_timesteps, callback=[*manager.callbacks, recorder, *filter(None, [evaluation])])
+            evaluation = _Evaluation(eval_env, None, None, spec.n_eval_episodes, frequency, str(folder), verbose=0)
+            callbacks.append(evaluation)
+        model.learn(spec.n_timesteps, callback=callbacks)
         if model.num_timesteps < spec.n_timesteps:
             # its last episodes are not those at the end of a run of this length
             raise RuntimeError(f"a callback stopped it after {model.num_timesteps:,} of {spec.n_timesteps:,} steps")
         report(model.num_timesteps)
-        series = {**EMPTY, "episodes": _episodes(env, recorder.ends), "updates": recorder.columns()}
-    if evaluation is not None:
-        evaluation.eval_env.close()
-        returns, successes = evaluation.evaluations_results, evaluation.evaluations_successes
-        series["evaluations"] = {"timesteps": evaluation.evaluations_timesteps, "returns": np.array(returns).tolist()}
-        # SB3 lists only the episodes that reported whether they succeeded, and skips evaluations without any
-        if list(map(len, successes)) == list(map(len, returns)):
-            series["evaluations"]["is_success"] = np.array(successes, dtype=float).tolist()
+        episodes = _episodes(env, recorder.ends)
     if model_folder is not None:
         _save_model(model, manager, Path(model_folder))
-    return series
+    return {"episodes": episodes, "evaluations": read_evaluations(folder), "updates": recorder.columns()}
 
 
 def _episodes(env: VecEnv, ends: dict[int, list[tuple[int, float | None]]]) -> dict[str, list]:
@@ -213,13 +192,19 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
     shutil.copytree(run, folder / manager.algo / run.name, ignore=ignored)
 
 
+class _Evaluation(EvalCallback):
+    """Also for episodes that do not all report their success, of which SB3's own could not write the lists."""
+
+    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        if locals_["done"]:
+            self._is_success_buffer.append(locals_["info"].get("is_success", np.nan))
+
+
 class RunRecorder(BaseCallback):
     """
-    Keeps the numbers and strings logged under ``train/``, also those of the last update, which SB3 never dumps, and the
-    steps at which episodes end and their ``is_success``, which Monitor does not keep. A wrapper around Monitor may
-    repeat or skip steps, so their number does not follow from the lengths of the episodes. ``report`` is called at
-    every step with the number of steps done. Updates that are kept, except for the last one, are at least
-    ``steps_between_updates`` apart.
+    Keeps the numbers and strings logged under ``train/`` by updates at least ``steps_between_updates`` apart, and by
+    the last, which SB3 never dumps. Of episodes, it keeps ``is_success`` and the steps at which they end: these do not
+    follow from their lengths if a wrapper around Monitor repeats steps. ``report`` is called with the steps done.
     """
 
     def __init__(self, report: Callable[[int], None], steps_between_updates: int) -> None:
@@ -265,10 +250,9 @@ class RunRecorder(BaseCallback):
 
 def as_number(value: Any) -> Any:
     """:return: a NumPy or torch scalar as a Python number; anything else, such as figures and arrays, unchanged"""
-    try:
+    with suppress(AttributeError, RuntimeError, ValueError):
         return value.item()
-    except (AttributeError, RuntimeError, ValueError):
-        return value
+    return value
 
 
 def main() -> None:
@@ -300,7 +284,6 @@ def main() -> None:
 
 
 def _end_with_the_driver(folder: Path) -> None:
-    """Wait until the driver is gone, then remove the folder and end the process."""
     # the driver holds the other end of this pipe, and never writes. Not sys.stdin: it would be locked at exit.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)

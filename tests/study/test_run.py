@@ -272,9 +272,10 @@ def test_success_is_kept_where_the_task_reports_it(tmp_path):
     assert "is_success" not in run_one(spec).episodes
 
 
-def test_evaluations_that_report_success_only_later(tmp_path):
-    """Stable-Baselines3 then has fewer lists of successes than evaluations."""
-    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True, 'first_report': 4}}"
+@pytest.mark.parametrize("first_report", [2, 4])
+def test_evaluations_that_report_success_only_later(first_report, tmp_path):
+    """Stable-Baselines3 then has lists of different lengths, or fewer lists of successes than evaluations."""
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True, 'first_report': {first_report}}}"
     (spec,) = plan(
         ["ppo"],
         ["tests.study.tasks:Waiting-v0"],
@@ -287,7 +288,7 @@ def test_evaluations_that_report_success_only_later(tmp_path):
     record = run_one(spec)
     assert record.status == "done", record.traceback
     assert "is_success" not in record.evaluations
-    assert record.episodes["is_success"] == [None] * 3 + [1.0, 0.0] * 18 + [1.0]
+    assert record.episodes["is_success"] == [None] * (first_report - 1) + [1.0, 0.0] * (20 - first_report // 2) + [1.0]
     kept = read_record(write_record(record, tmp_path))
     assert (kept.episodes, kept.evaluations) == (record.episodes, record.evaluations)
 
