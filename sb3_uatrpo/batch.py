@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import TensorDict
 
-from sb3_uatrpo.guard import is_librarys
+from sb3_uatrpo.guard import has_library_methods
 
 
 class NonFiniteRolloutError(FloatingPointError, ValueError):
@@ -118,7 +118,7 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
 def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
     """All steps of the buffer: in the order of its own ``get`` if it has one, otherwise environment by environment."""
     # a replacement on the object may be bound to it, and would not see the copy made below
-    if not is_librarys(rollout_buffer, "get") or "_get_samples" in vars(rollout_buffer):
+    if not has_library_methods(rollout_buffer, "get") or "_get_samples" in vars(rollout_buffer):
         return rollout_buffer.get(None)
     # get() would flatten the buffer in place and draw a random order; flattening a copy avoids both
     twin = copy.copy(rollout_buffer)
@@ -127,7 +127,7 @@ def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
             setattr(twin, name, map_observations(twin.swap_and_flatten, getattr(rollout_buffer, name)))
         twin.generator_ready = True
     # a slice saves a copy, but a buffer with its own _get_samples may expect an array
-    rows = slice(None) if is_librarys(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)
+    rows = slice(None) if has_library_methods(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)
     return [twin._get_samples(rows)]  # type: ignore[arg-type]
 
 
@@ -142,7 +142,11 @@ def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
     :param rollout_buffer: a full buffer
     :return: the n in R_n² when a sample is a trajectory
     """
-    started = np.count_nonzero(rollout_buffer.episode_starts, axis=0)
+    starts = rollout_buffer.episode_starts
+    if starts.shape != (rollout_buffer.buffer_size, rollout_buffer.n_envs):
+        # a user's own buffer may flatten them, too
+        starts = starts.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size).T
+    started = np.count_nonzero(starts, axis=0)
     return int(np.maximum(started, 1).sum())
 
 

@@ -11,7 +11,6 @@ To support another distribution, write its head and a copy without validation, a
 """
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,9 +149,7 @@ class CategoricalHead(Head):
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
         divergences = []
         for old_log_p, new_log_p in zip(self._log_softmax(old), self._log_softmax(new), strict=True):
-            terms = old_log_p.exp() * (old_log_p - new_log_p)
-            # a choice that was impossible, as with a mask, adds 0·(-∞ + ∞) = 0
-            divergences.append(terms.masked_fill(old_log_p == -math.inf, 0.0).sum(dim=-1))
+            divergences.append(_kl_terms(old_log_p, new_log_p).sum(dim=-1))
         return th.stack(divergences).sum(dim=0)
 
 
@@ -169,10 +166,22 @@ class BernoulliHead(Head):
         return head.sigmoid() * (-head).sigmoid() * vectors
 
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
-        p = old.sigmoid()
-        succeed = p * (F.logsigmoid(old) - F.logsigmoid(new))
-        fail = (-old).sigmoid() * (F.logsigmoid(-old) - F.logsigmoid(-new))
+        succeed = _kl_terms(F.logsigmoid(old), F.logsigmoid(new))
+        fail = _kl_terms(F.logsigmoid(-old), F.logsigmoid(-new))
         return (succeed + fail).sum(dim=-1)
+
+
+def _kl_terms(log_p: th.Tensor, log_q: th.Tensor) -> th.Tensor:
+    """
+    p·log(p/q) - p + q for each choice. The sum over all choices is the KL divergence, since p and q sum to 1, but no
+    term is negative, and rounding errors of the order of the step do not add up.
+    """
+    p, q = log_p.exp(), log_q.exp()
+    difference = log_p - log_q
+    # expm1 is accurate for small differences, and overflows for large ones
+    terms = th.where(difference.abs() < 1.0, p * (difference + (-difference).expm1()), p * difference - p + q)
+    # for a choice that was impossible, as with a mask, log p is -∞
+    return th.where(p == 0.0, q, terms)
 
 
 # Stable-Baselines3's distributions, without torch's validation of their parameters

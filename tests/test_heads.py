@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch as th
 from hypothesis import given, settings
@@ -162,6 +163,31 @@ def test_the_kl_of_float32_heads_is_exact_for_small_steps(kind):
     head = head_of(kind(h))
     exact = head.kl(h.float().double(), (h + p).float().double())
     assert head.kl(h.float(), (h + p).float()).numpy() == pytest.approx(exact.numpy(), rel=0.02, abs=3e-7)
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounding_of_small_steps_does_not_add_up(kind, size):
+    rng = np.random.default_rng(0)
+    h, p = (th.from_numpy(rng.normal(size=(500, KINDS[kind])).astype(np.float32)) for _ in range(2))
+    head = head_of(kind(h))
+    divergences = head.kl(h, h + size * p)
+    assert bool((divergences > -1e-12).all())
+    exact = head.kl(h.double(), (h + size * p).double()).mean().item()
+    assert divergences.mean().item() == pytest.approx(exact, rel=0.02)
+
+
+def test_choices_of_probability_zero_have_a_divergence():
+    old = th.tensor([-200.0, 0.0, 1.0])
+    for head in (head_of(CategoricalDistribution(3)), head_of(BernoulliDistribution(3))):
+        for new in (th.tensor([-1.0, 0.5, 1.0]), th.tensor([80.0, 0.0, 0.0])):
+            assert head.kl(old, new).item() == pytest.approx(head.kl(old.double(), new.double()).item(), rel=1e-5)
+        assert head.kl(old * math.nan, old).isnan()
+    two, three = head_of(CategoricalDistribution(2)), head_of(CategoricalDistribution(3))
+    masked = th.tensor([-math.inf, 0.0, 1.0]), th.tensor([-math.inf, 0.5, 1.0])
+    assert three.kl(*masked).item() == pytest.approx(two.kl(*(head[1:] for head in masked)).item())
+    # a choice that has become possible
+    assert three.kl(masked[0], th.zeros(3)).item() == pytest.approx(three.kl(old, th.zeros(3)).item())
 
 
 def test_an_unknown_distribution_is_refused_by_name():

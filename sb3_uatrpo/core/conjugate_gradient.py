@@ -21,7 +21,7 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
     :param product: x ↦ Ax
     :param rhs: b, shape ``(d,)``
     :param max_steps: maximum number of products with A
-    :return: x, shape ``(d,)``; zero if b is zero, NaN if b is not finite
+    :return: x, shape ``(d,)``; zero if b is zero, NaN if b or Ab is not finite
     """
     x = th.zeros_like(rhs)
     largest = rhs.abs().max().item() if rhs.numel() else 0.0
@@ -40,6 +40,8 @@ def conjugate_gradient(product: Callable[[th.Tensor], th.Tensor], rhs: th.Tensor
             break
         image = product(direction)
         curvature = direction.dot(image)
+        if not bool(curvature.isfinite()) and not bool(x.any()):
+            return th.full_like(rhs, math.nan)
         if not (curvature > 0 and bool(curvature.isfinite())):
             break
         step = squared_norm / curvature

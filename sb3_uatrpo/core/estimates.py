@@ -198,7 +198,7 @@ class SampleEstimates:
     :param n_steps: n, number of steps
     :param n_params: d, number of actor parameters
     :param bytes_per_step: bytes that the graph of one step's head keeps
-    :param bytes_beside: bytes that a linearisation keeps for each step besides, however many columns a product has
+    :param bytes_beside: bytes that a linearisation also keeps for each step, however many columns a product has
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class SampleEstimates:
         projected = []
         for part in self._linearizations():
             P = part.jvp(vector[:, None]).squeeze(0)
-            fisher += (P * part.fisher_product(P)).sum(dtype=th.float64).item()
+            fisher += (P.double() * part.fisher_product(P)).sum().item()
             projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))
         return fisher / self.n_steps, th.cat(projected).var().item()
 

@@ -55,4 +55,9 @@ def test_conjugate_gradient_ends_where_the_curvature_does():
     A = th.diag(th.tensor([1.0, -1.0]))
     x = conjugate_gradient(lambda p: A @ p, th.tensor([1.0, 1.0]), 10)
     assert bool(x.isfinite().all())
-    assert bool(conjugate_gradient(lambda p: p * math.nan, th.ones(2), 10).isfinite().all())
+
+
+def test_conjugate_gradient_without_a_single_finite_product_has_no_solution():
+    assert bool(conjugate_gradient(lambda p: p * math.nan, th.ones(2), 10).isnan().all())
+    products = iter([th.tensor([1.0, 2.0]), th.full((2,), math.nan)])
+    assert bool(conjugate_gradient(lambda p: next(products), th.ones(2), 10).isfinite().all())
