@@ -3,7 +3,7 @@ Start-up hook that registers UATRPO and MatchedTRPO with RL Zoo when RL Zoo is i
 
 RL Zoo has no plug-in mechanism, so ``sb3_uatrpo_zoo_hook.pth``, beside this file in site-packages, imports this module
 whenever Python starts. It imports nothing heavy: it puts a finder on ``sys.meta_path`` that stays idle until one of
-three modules of rl_zoo3 is imported, and then amends that module with ``sb3_uatrpo.zoo.registration``. It warns instead
+three modules of rl_zoo3 is imported, then patches that module by ``sb3_uatrpo.zoo.registration``. It warns instead
 of raising errors, and ``SB3_UATRPO_NO_HOOK=1`` in the environment switches it off.
 """
 
@@ -19,7 +19,7 @@ def _is_ours(finder):
 
 
 class _Finder:
-    """Amends each of the three modules after its execution, for any finder and loader."""
+    """Patches each of the three modules after its execution, for any finder and loader."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _MODULES:
@@ -36,9 +36,9 @@ class _Finder:
         from copy import copy
 
         # the finder's spec and its loader, which may serve other modules too, stay untouched
-        amended = copy(spec)
-        amended.loader = _Loader(spec.loader)
-        return amended
+        patched = copy(spec)
+        patched.loader = _Loader(spec.loader)
+        return patched
 
 
 class _Loader:
@@ -65,9 +65,9 @@ class _Loader:
 
 def _amend(module):
     try:
-        from sb3_uatrpo.zoo.registration import amend
+        from sb3_uatrpo.zoo.registration import patch
 
-        amend(module)
+        patch(module)
     except Exception as error:
         _say(
             f"sb3_uatrpo could not register with {module.__name__} ({type(error).__name__}: {error}); "

@@ -311,7 +311,7 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
 
     module = types.ModuleType("rl_zoo3.utils")
     module.ALGOS = {"uatrpo": "somebody else's"}
-    registration.amend(module)
+    registration.patch(module)
     assert module.ALGOS == {**registration.ALGORITHMS, "uatrpo_shrinkage": UATRPO, "uatrpo": "somebody else's"}
 
 
@@ -348,6 +348,42 @@ def test_what_python_recommends_is_what_rl_zoo_runs():
     assert (model.gamma, model.shrinkage) == (0.9, RECOMMENDED["shrinkage"])
     with pytest.raises(TypeError):
         RECOMMENDED["gamma"] = 0.5
+
+
+def test_trpo_is_compared_at_the_same_settings():
+    ours = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())
+    theirs = yaml.safe_load((ROOT / "docs" / "results" / "recommended" / "trpo_matched.yml").read_text())
+    assert len(theirs) == 6
+    for env_id, entry in theirs.items():
+        assert ours[env_id] == {**entry, "shrinkage": 0.75, "step_length_samples": "batch"}
+
+
+def test_the_example_trains_with_rl_zoos_settings():
+    sys.path.insert(0, str(ROOT / "examples"))
+    from train_mujoco import CHANGES
+
+    entries = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())
+    default = entries.pop("default")
+    tasks = [env_id for env_id in entries if "mujoco" in str(gym.spec(env_id).entry_point)]
+    assert len(tasks) > 12
+    for env_id in tasks:
+        entry = dict(entries[env_id])
+        settings = {**RECOMMENDED, **CHANGES.get(env_id.partition("-v")[0], {})}
+        for name in ("normalize", "n_envs", "policy", "n_timesteps"):
+            assert entry.pop(name) == default[name], env_id
+        policy_kwargs = eval(entry.pop("policy_kwargs"), {"__builtins__": {"dict": dict}})
+        assert {**entry, "policy_kwargs": policy_kwargs} == settings, env_id
+
+
+def test_a_search_tries_what_is_recommended():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    sampled = [search_space.sample_uatrpo_params(study.ask(), 1, 1, {}) for _ in range(3)]
+    assert sampled[1] != sampled[2]
+    models = [UATRPO("MlpPolicy", "Pendulum-v1", **kwargs) for kwargs in (RECOMMENDED, sampled[1])]
+    for name in (*search_space.RECOMMENDED_TRIAL.keys() & vars(models[0]).keys(), "gamma", "gae_lambda"):
+        assert getattr(models[0], name) == pytest.approx(getattr(models[1], name)), name
+    assert str(models[0].policy) == str(models[1].policy)
+    assert models[0].policy.log_std.equal(models[1].policy.log_std)
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

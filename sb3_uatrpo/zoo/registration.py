@@ -44,10 +44,10 @@ def register() -> None:
     :raises ImportError: if rl_zoo3 is not installed
     """
     for name in AMENDMENTS:
-        amend(import_module(name))
+        patch(import_module(name))
 
 
-def amend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """
     Add our entries to one module of RL Zoo.
 

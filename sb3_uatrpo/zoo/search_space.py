@@ -14,6 +14,25 @@ NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 # Small values do not behave like 0, so there is no continuous range to sample from
 SHRINKAGES = (0.5, 0.75, 0.9, 0.97)
+# ``sb3_uatrpo.RECOMMENDED``, as a trial samples it
+RECOMMENDED_TRIAL = {
+    "n_steps": 2000,
+    "batch_size": 50,
+    "one_minus_gamma": 0.01,
+    "one_minus_gae_lambda": 0.05,
+    "learning_rate": 1e-3,
+    "n_critic_updates": 5,
+    "sub_sampling_factor": 10,
+    "net_arch": "small",
+    "activation_fn": "tanh",
+    "log_std_init": -1.0,
+    "uncertainty_coef": 6e-4,
+    "n_projections": 200,
+    "ema_beta": 0.9,
+    "step_length_samples": "batch",
+    "target_kl": 0.02,
+    "shrinkage": 0.75,
+}
 
 
 def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
@@ -72,8 +91,12 @@ def sample_uatrpo_params(
     :param n_actions: number of actions, not used
     :param n_envs: number of environments, not used: every sample fits any number
     :param additional_args: what RL Zoo passes to all samplers, not used
-    :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length
+    :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length; the second trial of a search
+        has those of ``RECOMMENDED``
     """
+    if trial.number == 0:
+        # RL Zoo has no place for this before the first trial
+        trial.study.enqueue_trial(RECOMMENDED_TRIAL, skip_if_exists=True)
     return convert_params(
         {
             **_sample_shared_params(trial),
