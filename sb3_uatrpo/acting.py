@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_uatrpo.core.array_mlp import Array
-from sb3_uatrpo.guard import RunningCode, same_but_for_rounding, warn_if_different
+from sb3_uatrpo.guard import RunningCode, warn_if_different
 from sb3_uatrpo.plain_mlp import StandardMLP
 
 #: A policy with more bytes of parameters acts itself: comparing them all at each step would take longer than is saved.
@@ -100,7 +100,7 @@ class ActingMLP:
         :param found: the policy's actions, values and log-probabilities
         :return: what acts in place of the policy; None if the policy has to act itself
         """
-        mlp = StandardMLP.recognise(policy) if code.is_libraries_own else None
+        mlp = StandardMLP.recognise(policy) if code.is_library_code else None
         if mlp is None or sum(param.nbytes for param in policy.parameters()) > MAX_PARAMETER_BYTES:
             return None
         acting = ActingMLP(mlp)
@@ -108,7 +108,7 @@ class ActingMLP:
         if step.actions is None or not th.equal(stream.get_state(), th.get_rng_state()):
             # nothing to compare: numbers out of range, or another thread has drawn at the same time
             return None
-        return None if warn_if_different(policy, acting._differences(step, found)) else acting
+        return None if warn_if_different(policy, acting._compared(step, found)) else acting
 
     def draw(self, outputs: Array, stream: th.Generator | None = None) -> Array | None:
         """
@@ -152,17 +152,16 @@ class ActingMLP:
                 log_probs = -terms.sum(axis=1)
             return th.from_numpy(self._critic(features)), th.from_numpy(log_probs)
 
-    def _differences(self, step: Step, found: tuple[th.Tensor, th.Tensor, th.Tensor]) -> list[str]:
-        """Names of what differs from the policy's actions, values and log-probabilities beyond rounding."""
+    def _compared(self, step: Step, found: tuple[th.Tensor, th.Tensor, th.Tensor]) -> dict[str, tuple[Any, ...]]:
+        """The actions, values and log-probabilities of a step, each with the policy's own and the size of its terms."""
         with np.errstate(all="ignore"):
             # an output of one environment alone may be close to zero by chance, but its rounding errors need not be
             terms, of_critic = (chain.size_of_terms(step.features) for chain in (self.mlp.actor, self._critic))
         # a log-probability is a sum of logarithms, of order one, and of logits or of squares of (a - μ)/σ
         of_log_probs = max(1.0, terms if self._std is None else terms / float(self._std.min()))
         actions, values, log_probs = found
-        outputs = {
+        return {
             "the actions": (step.actions.reshape(actions.shape), actions, terms),
             "the values": (step.values(), values, of_critic),
             "the log-probabilities": (step.log_probs(), log_probs, of_log_probs),
         }
-        return [name for name, compared in outputs.items() if not same_but_for_rounding(*compared)]

@@ -17,10 +17,13 @@ from torch.overrides import TorchFunctionMode
 from sb3_uatrpo.batch import Batch, rows_of
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.guard import RunningCode, same_but_for_rounding, warn_if_different
+from sb3_uatrpo.guard import RunningCode, warn_if_different
 from sb3_uatrpo.heads import check_distribution, head_of, unchecked
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import StandardMLP
+
+#: What the graph of one step's head is taken to keep where it cannot be measured.
+UNKNOWN_BYTES = 2**16
 
 
 class Actor:
@@ -112,10 +115,9 @@ class Actor:
                 used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=True)]
         self.params = tuple(param for param, known in zip(candidates, used, strict=True) if known)
         self._mlp = None
-        if mlp is not None and code.is_libraries_own and set(self.params) <= set(mlp.actor_params):
+        if mlp is not None and code.is_library_code and set(self.params) <= set(mlp.actor_params):
             ours = th.cat([mlp.linearize(rows_of(observations, part), ())[0] for part in self._parts(n_steps)])
-            differences = [] if same_but_for_rounding(ours, th.cat(heads)) else ["the action distribution"]
-            if not warn_if_different(self.policy, differences):
+            if not warn_if_different(self.policy, {"the action distribution": (ours, th.cat(heads))}):
                 self._mlp, self.bytes_of_jacobians = mlp, 4 * size * mlp.n_outputs
 
     def check_products(self, observations: th.Tensor | TensorDict) -> None:
@@ -162,10 +164,15 @@ class Actor:
             # a sparse tensor has no address, and is a constant of the network rather than an activation
             if tensor.layout == th.strided and tensor.data_ptr() not in known:
                 n_bytes += tensor.numel() * tensor.element_size()
-            return tensor
+            # an output that is kept with its own graph would be in a cycle, which is never freed
+            return tensor.detach()
 
-        with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            head = self._head_vector(observations)
+        try:
+            with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                head = self._head_vector(observations)
+        except RuntimeError:
+            # torch.func's derivatives do not work within these hooks
+            head, n_bytes = self._head_vector(observations), n_steps * UNKNOWN_BYTES
         return n_bytes // n_steps, head.shape[1]
 
     def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:

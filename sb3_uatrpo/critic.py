@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import optimizer as th_optimizer
 
 from sb3_uatrpo.batch import rows_of
-from sb3_uatrpo.guard import RunningCode, is_librarys, same_but_for_rounding, warn_if_different
+from sb3_uatrpo.guard import RunningCode, has_library_methods, warn_if_different
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.plain_mlp import StandardMLP
 
@@ -60,16 +60,17 @@ def fit_values(
                     loss = gradients.at(observations, returns)
                     if math.isfinite(loss):
                         policy.optimizer.step()
-                if candidate is not None and code.is_libraries_own and not candidate.differences(general, observations):
-                    gradients = candidate
-                candidate = None
-                if math.isfinite(loss):
-                    losses.append(loss)
-                else:
+                if not math.isfinite(loss):
                     warnings.warn(
                         "The update of the critic skipped a minibatch whose loss or gradient is not finite.",
                         stacklevel=2,
                     )
+                    continue
+                losses.append(loss)
+                if candidate is not None:
+                    if code.is_library_code and not candidate.differs_from(general, observations):
+                        gradients = candidate
+                    candidate = None
     return losses
 
 
@@ -111,8 +112,10 @@ class GraphGradients:
             return math.nan
         for param, gradient in zip(self.params, gradients, strict=True):
             param.grad = None if gradient is None else _laid_out_as(param, gradient)
-            for hook in _accumulation_hooks(param) if gradient is not None else ():
-                hook(param)
+            if gradient is not None:
+                # those of backward(); autograd.grad calls none
+                for hook in (param._post_accumulate_grad_hooks or {}).values():
+                    hook(param)
         return loss.item()
 
     def loss_and_gradients(
@@ -146,20 +149,23 @@ class ArrayGradients:
     def of(
         policy: ActorCriticPolicy, rollout_buffer: RolloutBuffer, params: Sequence[th.Tensor]
     ) -> "ArrayGradients | None":
-        """None unless everything between the buffer and the optimizer is a library's own, on a standard MLP."""
+        """
+        None unless everything between the buffer and the optimizer is a library's own and has no hooks, on a standard
+        MLP whose critic is trained whole and alone.
+        """
         optimizer = policy.optimizer
         mlp = StandardMLP.recognise(policy)
         if (
             mlp is None
             or set(params) != set(mlp.critic_params)
             or GradientHooks(policy)
-            or any(True for param in params for _ in _accumulation_hooks(param))
+            or any(param._post_accumulate_grad_hooks for param in params)
             # the optimizers of others may keep gradients, or put new memory into parameters
             or not type(optimizer).__module__.startswith("torch.optim.")
             or "step" in vars(optimizer)
             or any(_step_hooks(optimizer))
             or type(rollout_buffer) is not RolloutBuffer
-            or not is_librarys(rollout_buffer, "get", "_get_samples", "to_torch")
+            or not has_library_methods(rollout_buffer, "get", "_get_samples", "to_torch")
         ):
             return None
         return ArrayGradients(mlp)
@@ -175,9 +181,9 @@ class ArrayGradients:
         return loss
 
     @np.errstate(all="ignore")
-    def differences(self, general: GraphGradients, observations: Any) -> list[str]:
+    def differs_from(self, general: GraphGradients, observations: Any) -> bool:
         """
-        Names of the quantities that differ from autograd's by more than rounding.
+        Whether values or gradients differ from autograd's by more than rounding; if so, a warning names them.
 
         Every target is below its value by the same amount, so all errors have one sign. With real targets, errors may
         cancel in the gradient and leave only rounding to compare.
@@ -191,7 +197,7 @@ class ArrayGradients:
         expected: dict[th.Tensor, Any] = dict(
             zip(general.params, general.loss_and_gradients(observations, targets)[1], strict=True)
         )
-        compared: dict[str, tuple[Any, ...]] = {
+        outputs: dict[str, tuple[Any, ...]] = {
             # values may be close to zero, as without rewards, but their rounding errors need not be
             "the values": (critic(features)[:, 0], values, critic.size_of_terms(features)),
             "the critic's gradient": (
@@ -199,14 +205,7 @@ class ArrayGradients:
                 th.cat([expected[param].flatten() for param in self._mlp.critic_params]),
             ),
         }
-        found = [name for name, outputs in compared.items() if not same_but_for_rounding(*outputs)]
-        warn_if_different(policy, found)
-        return found
-
-
-def _accumulation_hooks(param: th.Tensor) -> Iterable[Callable[[th.Tensor], None]]:
-    """The hooks that torch calls after ``backward()`` has added to ``param.grad``; ``autograd.grad`` calls none."""
-    return (param._post_accumulate_grad_hooks or {}).values()
+        return warn_if_different(policy, outputs)
 
 
 def _step_hooks(optimizer: th.optim.Optimizer) -> list[dict]:
@@ -228,8 +227,8 @@ def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
     Within this context, Adam and AdamW use their fused implementation, unless the user has chosen another. It updates
     all parameters in one call, and computes the same numbers up to rounding. Afterwards, the setting is as before, so
-    checkpoints are those of Stable-Baselines3. It is for the fast way alone: it runs through memory, so a parameter,
-    its gradient and its state need the same layout.
+    checkpoints are those of Stable-Baselines3. It runs through memory, so a parameter, its gradient and its state need
+    the same layout.
     """
     chosen = [
         group

@@ -1,16 +1,18 @@
 """
 May the fast way be taken? Whose code runs, and has anything changed since?
 
-The fast way repeats in NumPy what a standard MLP policy (``plain_mlp.py``) computes. The policy itself computes the
-first step of each rollout, the first minibatch of the critic and the action distribution of each update. The fast way
-does the rest, if all of these hold:
+The fast way repeats in NumPy what a standard MLP policy (``plain_mlp.py``) computes. Rollouts, the critic's regression
+and the products with F̂ and Σ̂ decide about it separately. In each, the policy itself computes first: the first step of a
+rollout, the first minibatch, the action distribution of all steps. The fast way follows only if all of these hold:
 
 1. The policy's parts are exactly the standard ones, with the methods that their libraries gave them (``is_as_built``).
-2. While the policy computed, only code of these libraries ran (``RunningCode``).
+2. While the policy computed, only these libraries' Python code ran in this thread, and no profiler (``RunningCode``).
 3. The fast way finds the same, up to rounding (``same_but_for_rounding``); if not, ``warn_if_different`` warns.
 4. During a rollout, nothing has changed since (``Watch``).
 
-In all other cases the policy computes everything itself: the general way.
+Each has further conditions of its own: ``FastSteps.let_act`` and ``ActingMLP.of`` on buffers and sizes,
+``ArrayGradients.of`` on optimizers and hooks, ``Actor.find_params`` on the parameters of the actor. Otherwise the
+policy computes everything itself: the general way.
 """
 
 import gc
@@ -18,7 +20,7 @@ import operator
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -33,10 +35,10 @@ from torch.nn.modules import module as torch_module
 #: ``unittest.mock.Mock``.
 LIBRARIES = frozenset({"torch", "stable_baselines3", "gymnasium", "numpy", "sb3_uatrpo"})
 _PYTHONS_OWN = frozenset({"abc", "collections", "contextlib", "logging", "typing"})
-#: Largest difference that counts as rounding, relative to the largest output: far above the effect of another order of
-#: summation in float32, and far below that of any deliberate change.
+#: Difference that counts as rounding, relative to an output and to the largest of all: far above the effect of another
+#: order of summation in float32, and far below that of any deliberate change.
 _RELATIVE_TOLERANCE = 1e-4
-#: Classes that were found to have their own methods alone, with what they contained.
+#: Classes that were found to have only their own methods, with what they contained.
 _looked_at: dict[type, dict[str, Any]] = {}
 _warned: WeakSet[ActorCriticPolicy] = WeakSet()
 
@@ -75,7 +77,7 @@ class RunningCode:
                 gc.enable()
 
     @property
-    def is_libraries_own(self) -> bool:
+    def is_library_code(self) -> bool:
         """Whether all of the code belongs to the libraries, as far as it is known."""
         packages = {str(names.get("__name__")).partition(".")[0] for names in self._globals.values()}
         return self._is_known and packages <= LIBRARIES | _PYTHONS_OWN
@@ -84,21 +86,22 @@ class RunningCode:
         """
         :param kinds: classes of the objects that the code works on, with their base classes
         :return: where this code could be replaced, as owner and name: the methods of these classes that ran, and the
-            functions and classes that Stable-Baselines3's code finds in its modules
+            functions and classes that the code finds in its own module and in those that it names
         """
         for kind in kinds:
             for name, value in vars(kind).items():
                 if getattr(value, "__code__", None) in self._globals:
                     yield kind, name
         for code, names in self._globals.items():
-            module = str(names["__name__"])
-            if module.startswith("stable_baselines3."):
-                for name in code.co_names:
-                    if name in names and not isinstance(names[name], types.ModuleType):
-                        yield sys.modules[module], name
+            named = set(code.co_names)
+            modules = [names[name] for name in names.keys() & named if isinstance(names[name], types.ModuleType)]
+            # functions such as th.tanh are found in the modules that the code names
+            for module in (sys.modules.get(str(names["__name__"])), *modules):
+                if module is not None and module.__name__.startswith(("stable_baselines3.", "torch")):
+                    yield from ((module, name) for name in vars(module).keys() & named if callable(vars(module)[name]))
 
 
-def is_librarys(owner: Any, *names: str) -> bool:
+def has_library_methods(owner: Any, *names: str) -> bool:
     """
     :param owner: any object
     :param names: of its methods
@@ -120,12 +123,14 @@ def is_own(kind: type, name: str) -> bool:
     """
     :param kind: a library's class
     :param name: of one of its attributes
-    :return: whether it is a function of the class itself, or no function at all
+    :return: whether it is a function of the class itself, or plain data
     """
     value = vars(kind)[name]
     function = getattr(value, "__func__", getattr(value, "fget", value))
     if not isinstance(function, types.FunctionType):
-        return not callable(function) or isinstance(function, type)
+        # a descriptor may call anything
+        is_data = not callable(function) and not hasattr(type(function), "__get__")
+        return is_data or isinstance(function, (type, types.GetSetDescriptorType, types.MemberDescriptorType))
     module = str(function.__globals__.get("__name__"))
     if kind is nn.Module:
         # has functions under two names, and torch.compile replaces some
@@ -135,10 +140,11 @@ def is_own(kind: type, name: str) -> bool:
 
 def is_as_built(policy: ActorCriticPolicy) -> bool:
     """
-    What leaves no trace in the code that runs: functions implemented in C, and functions of the libraries themselves.
+    Whether a policy is unmodified also in ways that ``RunningCode`` cannot see: by functions implemented in C, or by
+    those of the libraries themselves.
 
     :param policy: a policy of Stable-Baselines3
-    :return: whether no module has a forward hook, no attribute of an object hides one of its class, and no method of
+    :return: whether no module has a forward hook, no attribute of an object shadows one of its class, and no method of
         their classes was replaced
     """
     modules = list(policy.modules())
@@ -157,10 +163,13 @@ def _classes(owners: Iterable[Any]) -> set[type]:
 
 
 def _has_own_methods(kind: type) -> bool:
-    """Whether a library's class has its own methods alone; a class that has not changed is looked at once."""
-    if vars(kind) != _looked_at.get(kind) and all(is_own(kind, name) for name in vars(kind)):
-        _looked_at[kind] = dict(vars(kind))
-    return bool(vars(kind) == _looked_at.get(kind))
+    """Whether a library's class has only its own methods; a class that has not changed is looked at once."""
+    if vars(kind) == _looked_at.get(kind):
+        return True
+    if not all(is_own(kind, name) for name in vars(kind)):
+        return False
+    _looked_at[kind] = dict(vars(kind))
+    return True
 
 
 def _forward_hooks(modules: Iterable[nn.Module]) -> list[dict]:
@@ -229,7 +238,7 @@ def same_but_for_rounding(ours: Any, theirs: Any, scale: float = 0.0) -> bool:
     :return: whether they have the same type and agree up to rounding
     """
     ours, theirs = (th.as_tensor(outputs, device="cpu") for outputs in (ours, theirs))
-    # under autocast, outputs have fewer digits than the parameters
+    # another type is a difference: under autocast, outputs have fewer digits than the parameters
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
     ours, theirs = ours.double(), theirs.double()
@@ -238,12 +247,13 @@ def same_but_for_rounding(ours: Any, theirs: Any, scale: float = 0.0) -> bool:
     return th.allclose(ours, theirs, rtol=_RELATIVE_TOLERANCE, atol=_RELATIVE_TOLERANCE * scale, equal_nan=True)
 
 
-def warn_if_different(policy: ActorCriticPolicy, differences: list[str]) -> bool:
+def warn_if_different(policy: ActorCriticPolicy, outputs: Mapping[str, tuple[Any, ...]]) -> bool:
     """
     :param policy: a standard MLP policy
-    :param differences: names of the outputs that differ beyond rounding; the first time, a warning lists them
+    :param outputs: for each name, what ``same_but_for_rounding`` compares; the first time, a warning lists differences
     :return: whether there are any
     """
+    differences = [name for name, compared in outputs.items() if not same_but_for_rounding(*compared)]
     if differences and policy not in _warned:
         _warned.add(policy)
         warnings.warn(

@@ -61,15 +61,13 @@ class StandardMLP:
             or type(policy.mlp_extractor) is not MlpExtractor
             or any(type(part) is not FlattenExtractor for part in _features_extractors(policy))
             or not is_as_built(policy)
+            or not all(
+                param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() and param.numel() > 0
+                for param in policy.parameters()
+            )
         ):
             return None
-        mlp = StandardMLP.of_layers(policy)
-        if mlp is None or not all(
-            param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() and param.numel() > 0
-            for param in (*mlp.actor_params, *mlp.critic_params)
-        ):
-            return None
-        return mlp
+        return StandardMLP.of_layers(policy)
 
     @staticmethod
     def of_layers(policy: Any) -> "StandardMLP | None":

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_uatrpo.acting import ActingMLP, Step
 from sb3_uatrpo.core.array_mlp import Array
-from sb3_uatrpo.guard import RunningCode, Watch, is_librarys
+from sb3_uatrpo.guard import RunningCode, Watch, has_library_methods
 from sb3_uatrpo.plain_mlp import StandardMLP
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 
@@ -81,7 +81,7 @@ class FastSteps:
         stream.set_state(th.get_rng_state())
         with th.no_grad(), code.noted():
             found = policy(observations)
-        if is_librarys(self._buffer, "add") and type(self._buffer) is RolloutBuffer:
+        if has_library_methods(self._buffer, "add"):
             self._acting = ActingMLP.of(policy, code, observations.numpy(), stream, found)
         if self._acting is not None:
             self._watch, self._add = Watch(policy, code), type(self._buffer).add
@@ -166,7 +166,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
     zero until they are computed.
 
     ``guard.py`` says when this is done. With other policies or buffers, Stable-Baselines3 itself collects rollouts. If
-    anything changes during a rollout, the policy acts and evaluates itself, step by step, until the rollout ends.
+    the first step of a rollout refuses the fast way, or anything changes later, the policy acts and evaluates itself,
+    step by step, until the rollout ends.
     """
 
     fast_rollouts: bool

@@ -176,6 +176,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
                 f"supported, but that of {type(self.policy).__name__} needs {', '.join(needed)}"
             )
         with self._actor_on_made_up_steps() as (actor, observations):
+            if any(param.is_complex() for param in actor.params):
+                raise ValueError("policy: the actor's parameters must be real numbers, but some are complex")
             actor.check_products(observations)
 
     def _count_actor_params(self) -> int:

@@ -22,12 +22,12 @@ from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 RECOMMENDED: Mapping[str, Any] = MappingProxyType(
     {
-        "n_steps": 1000,
+        "n_steps": 2000,
         "gamma": 0.99,
         "gae_lambda": 0.95,
         "sub_sampling_factor": 10,
         "shrinkage": 0.75,
-        "target_kl": 0.01,
+        "target_kl": 0.02,
         "step_length_samples": "batch",
         "policy_kwargs": {"log_std_init": -1},
     }

@@ -129,7 +129,7 @@ def scale_latents(monkeypatch, method: str) -> None:
 
 
 class LibrariesOwn(RunningCode):
-    is_libraries_own = True
+    is_library_code = True
 
 
 def take_apart(monkeypatch) -> None:

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.critic import ArrayGradients
-from sb3_uatrpo.guard import RunningCode, Watch, is_as_built, is_librarys, same_but_for_rounding
+from sb3_uatrpo.guard import RunningCode, Watch, has_library_methods, is_as_built, same_but_for_rounding
 from tests.helpers import actor_vector, collect, count_fast_steps, learn_in_threads, logged, make_model, scale_latents
 from tests.test_rollouts import assert_same_buffers
 from tests.test_user_additions import as_sb3, filled, small
@@ -255,6 +255,13 @@ def test_a_method_may_be_replaced_by_another_of_its_library(of, monkeypatch):
     assert not acted
 
 
+def test_a_method_may_be_replaced_by_a_descriptor(monkeypatch):
+    policy = small().policy
+    assert is_as_built(policy)
+    monkeypatch.setattr(nn.Linear, "extra_repr", functools.partialmethod(nn.Linear.extra_repr))
+    assert not is_as_built(policy)
+
+
 @pytest.mark.parametrize("of", ["the object", "the class"])
 def test_a_method_may_be_replaced_by_a_function_in_c(of, monkeypatch):
     acted = count_fast_steps(monkeypatch)
@@ -358,7 +365,7 @@ def test_finalizers_of_garbage_are_not_noted(enabled):
     finally:
         gc.set_threshold(*thresholds)
         (gc.enable if was_enabled else gc.disable)()
-    assert code.is_libraries_own
+    assert code.is_library_code
     gc.collect()
     assert len(collected) == 1
 
@@ -407,9 +414,9 @@ def noted(policy) -> RunningCode:
 
 def test_the_libraries_own_code_and_that_of_others():
     policy = small().policy
-    assert noted(policy).is_libraries_own
+    assert noted(policy).is_library_code
     policy.value_net.register_forward_hook(lambda *args: None)
-    assert not noted(policy).is_libraries_own
+    assert not noted(policy).is_library_code
 
 
 CHANGES = {
@@ -441,6 +448,15 @@ def test_the_watch_notices_a_change(change):
     [(nn.Linear, "forward"), (nn.Linear, "__call__"), (MlpExtractor, "forward_critic"), (ActorCriticPolicy, "forward")],
 )
 def test_the_watch_notices_a_patched_class(owner, name, monkeypatch):
+    policy = small().policy
+    watch = Watch(policy, noted(policy))
+    own = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: own(*args, **kwargs))
+    assert not watch.sees_no_change()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(th.nn.functional, "linear"), (th, "tanh"), (th, "normal")])
+def test_the_watch_notices_a_patched_function_of_torch(owner, name, monkeypatch):
     policy = small().policy
     watch = Watch(policy, noted(policy))
     own = getattr(owner, name)
@@ -487,13 +503,13 @@ def test_whose_methods_a_buffer_has(monkeypatch):
             super().add(*args)
 
     buffer = small().rollout_buffer
-    assert is_librarys(buffer, "add", "get")
-    assert not is_librarys(small(rollout_buffer_class=Subclass).rollout_buffer, "add")
-    assert is_librarys(small(rollout_buffer_class=Subclass).rollout_buffer, "get")
+    assert has_library_methods(buffer, "add", "get")
+    assert not has_library_methods(small(rollout_buffer_class=Subclass).rollout_buffer, "add")
+    assert has_library_methods(small(rollout_buffer_class=Subclass).rollout_buffer, "get")
     monkeypatch.setattr(RolloutBuffer, "get", RolloutBuffer.add)
-    assert not is_librarys(buffer, "get")
+    assert not has_library_methods(buffer, "get")
     buffer.add = buffer.add
-    assert not is_librarys(buffer, "add")
+    assert not has_library_methods(buffer, "add")
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

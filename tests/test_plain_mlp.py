@@ -117,6 +117,10 @@ def weight_that_is_no_parameter(policy):
         compiled,
         weight_that_is_no_parameter,
         lambda policy: policy.double(),
+        # NumPy has no such type
+        lambda policy: policy.bfloat16(),
+        lambda policy: policy.to("meta"),
+        lambda policy: policy.register_parameter("scale", nn.Parameter(th.ones(1, dtype=th.bfloat16))),
         lambda policy: policy.mlp_extractor.policy_net.insert(1, nn.Tanh()),
         lambda policy: setattr(policy.action_net, "bias", None),
         lambda policy: setattr(policy, "log_std", nn.Parameter(th.zeros(1))),

@@ -5,6 +5,7 @@ The measure is Stable-Baselines3: the same model with ``fast_rollouts=False``, o
 """
 
 import copy
+import gc
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
+from sb3_uatrpo.plain_mlp import StandardMLP
 from sb3_uatrpo.rollouts import FastSteps
 from tests.helpers import (
     ACTION_SPACES,
@@ -476,10 +478,79 @@ def test_a_compiled_policy_trains(monkeypatch):
     np.testing.assert_allclose(actor_vector(models[0]), actor_vector(models[1]), rtol=1e-4, atol=1e-5)
 
 
+class Forces(BaseFeaturesExtractor):
+    """The gradient of an energy, as in physics-informed networks."""
+
+    def __init__(self, space):
+        super().__init__(space, space.shape[0])
+        self.energy = nn.Sequential(nn.Linear(space.shape[0], 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, observations):
+        return th.func.vmap(th.func.grad(lambda row: self.energy(row).squeeze()))(observations)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_network_that_contains_derivatives_trains(cls):
+    model = make_model(cls, "box", double=False, policy_kwargs={"features_extractor_class": Forces, "net_arch": [4]})
+    before = model.policy.features_extractor.energy[0].weight.clone()
+    model.learn(2 * model.n_steps)
+    assert logged(model)["step_fraction"] > 0
+    assert not before.equal(model.policy.features_extractor.energy[0].weight)
+
+
+def test_complex_parameters_are_refused():
+    class Rotates(BaseFeaturesExtractor):
+        def __init__(self, space):
+            super().__init__(space, 2)
+            self.layer = nn.Linear(space.shape[0], 2, dtype=th.complex64)
+
+        def forward(self, observations):
+            return self.layer(observations.to(th.complex64)).abs()
+
+    with pytest.raises(ValueError, match="real numbers"):
+        small(policy_kwargs={"features_extractor_class": Rotates, "ortho_init": False})
+
+
+class Flattens(RolloutBuffer):
+    """Flattens ``episode_starts``, too, as recurrent buffers do."""
+
+    def get(self, batch_size=None):
+        if not self.generator_ready:
+            self.episode_starts = self.swap_and_flatten(self.episode_starts)
+        yield from super().get(batch_size)
+
+
+def test_a_buffer_that_flattens_everything_has_as_many_trajectories():
+    counted = [small(n_envs=3, rollout_buffer_class=buffer) for buffer in (RolloutBuffer, Flattens)]
+    for model in counted:
+        model.learn(2 * 3 * model.n_steps)
+    assert logged(counted[0])["n_trajectories"] == logged(counted[1])["n_trajectories"] >= 3
+
+
+def tensors_of(shape):
+    gc.collect()
+    return sum(issubclass(type(found), th.Tensor) and found.shape == shape for found in gc.get_objects())
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_update_leaves_no_tensors_behind(fast):
+    """A tensor that autograd keeps in a cycle is never freed."""
+    model = small(n_steps=47, batch_size=47)
+    if not fast:
+        model.policy.register_forward_hook(lambda *args: None)
+    model.learn(47)
+    shape = (47, *model.observation_space.shape)
+    before = tensors_of(shape)
+    model.learn(3 * 47, reset_num_timesteps=False)
+    assert tensors_of(shape) == before
+
+
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_compiled_modules_are_updated(cls, in_place):
+def test_compiled_modules_are_updated(cls, in_place, monkeypatch):
     """The derivative of what torch.compile makes of a network has no derivative; an update runs the network itself."""
+    # both policies take the general way, since rounding in the products grows from update to update
+    monkeypatch.setattr(StandardMLP, "recognise", staticmethod(lambda policy: None))
 
     def compiled(policy):
         net = policy.mlp_extractor.policy_net
