@@ -197,7 +197,7 @@ def test_the_trace_from_the_sketch_tends_to_the_true_one():
     """Hutchinson's estimate divided by ‖Ω‖²/dm: no bias, and the variance of d·q'Aq, A = I⊗M, on the unit sphere."""
     M = psd(60, 40, 0, decay=0.95)
     errors = {}
-    for m in (10, 1000):
+    for m in (10, 160):
         mus = []
         for seed in range(200):
             omega = np.random.default_rng(seed).normal(size=(60, m))
@@ -208,7 +208,7 @@ def test_the_trace_from_the_sketch_tends_to_the_true_one():
         variance = 60**2 * 2 / (n * (n + 2)) * m * (np.trace(M @ M) - np.trace(M) ** 2 / 60)
         assert errors[m] == pytest.approx(np.sqrt(variance), rel=0.2)
         assert abs(traces.mean() - np.trace(M)) <= 4 * errors[m] / np.sqrt(200)
-    assert errors[1000] < 0.15 * errors[10]
+    assert errors[160] < 0.375 * errors[10]
 
 
 @pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
