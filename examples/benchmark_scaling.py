@@ -170,12 +170,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cnn", action="store_true", help="NatureCNN on 84×84×4 images too: about a minute")
     parser.add_argument("--most-steps", type=int, default=50_000, help="leave out cases with more steps")
+    parser.add_argument("--sweep", nargs="+", help="only these quantities, for example projections environments")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()
     if args.most_steps < 1000:
         parser.error(f"--most-steps must be at least 1000, but it is {args.most_steps}")
+    chosen = list(cases(args.cnn, args.most_steps))
+    sweeps = list(dict.fromkeys(case.sweep for case in chosen))
+    if unknown := set(args.sweep or ()) - set(sweeps):
+        parser.error(f"--sweep must be among {', '.join(map(repr, sweeps))}, but it is {sorted(unknown)[0]!r}")
     rows = []
-    for case in cases(args.cnn, args.most_steps):
+    for case in (case for case in chosen if case.sweep in (args.sweep or sweeps)):
         # one process per case, since a peak never falls
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             found = pool.submit(measure, case).result()

@@ -56,9 +56,10 @@ def refusal(tmp_path, capsys, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(EXAMPLES)
         monkeypatch.setattr(sys, "argv", [script, *args])
-        with mock.patch.dict(os.environ), warnings.catch_warnings(), pytest.raises(SystemExit) as end:
+        with mock.patch.dict(os.environ), warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+            with pytest.raises(SystemExit) as end:
+                runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         assert end.value.code == 2
         said = "".join(capsys.readouterr())
         assert "Warning" not in said
@@ -450,11 +451,12 @@ def test_benchmark_parts(tmp_path, refusal):
     assert "at least 1" in refusal("benchmark_parts.py", "--repetitions", "0")
 
 
-def test_benchmark_scaling(tmp_path):
-    output = run(tmp_path, "benchmark_scaling.py", "--most-steps", "1000")
-    assert "exponent" not in output.splitlines()[0]
-    assert "projections (m)" in output
-    assert len(json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())) > 10
+def test_benchmark_scaling(tmp_path, refusal):
+    output = run(tmp_path, "benchmark_scaling.py", "--sweep", "steps", "environments", "--most-steps", "5000")
+    assert "environments (n)" in output
+    rows = json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())
+    assert [(row["n_steps"], row["n_envs"]) for row in rows] == [(1000, 1), (5000, 1), (1000, 1), (1000, 4), (1000, 8)]
+    assert "--sweep must be among 'network', " in refusal("benchmark_scaling.py", "--sweep", "networks")
 
 
 def test_benchmark_study(tmp_path, refusal):
