@@ -82,23 +82,9 @@ class RunningCode:
         packages = {str(names.get("__name__")).partition(".")[0] for names in self._globals.values()}
         return self._is_known and packages <= LIBRARIES | _PYTHONS_OWN
 
-    def places(self, kinds: Iterable[type]) -> Iterator[tuple[Any, str]]:
-        """
-        :param kinds: classes of the objects that the code works on, with their base classes
-        :return: where this code could be replaced, as owner and name: the methods of these classes that ran, and the
-            functions and classes that the code finds in its own module and in those that it names
-        """
-        for kind in kinds:
-            for name, value in vars(kind).items():
-                if getattr(value, "__code__", None) in self._globals:
-                    yield kind, name
-        for code, names in self._globals.items():
-            named = set(code.co_names)
-            modules = [names[name] for name in names.keys() & named if isinstance(names[name], types.ModuleType)]
-            # functions such as th.tanh are found in the modules that the code names
-            for module in (sys.modules.get(str(names["__name__"])), *modules):
-                if module is not None and module.__name__.startswith(("stable_baselines3.", "torch")):
-                    yield from ((module, name) for name in vars(module).keys() & named if callable(vars(module)[name]))
+    def methods_of(self, kind: type) -> list[str]:
+        """:return: the names of the methods of a class, without its base classes, that ran"""
+        return [name for name, value in vars(kind).items() if getattr(value, "__code__", None) in self._globals]
 
 
 def has_library_methods(owner: Any, *names: str) -> bool:
@@ -180,8 +166,9 @@ def _forward_hooks(modules: Iterable[nn.Module]) -> list[dict]:
 class Watch:
     """
     Notices whether anything has changed that decides what a policy computes: the numbers of its parameters, its parts
-    and its hooks, the methods of their classes, and attributes that hide them. It is asked at each step, so it makes
-    few calls, each of which compares many things.
+    and its hooks, the methods of their classes, and attributes that hide them. Functions that torch or
+    Stable-Baselines3 find in their modules are looked at only when a rollout starts, by what runs then. The watch is
+    asked at each step, so it makes few calls, each of which compares many things.
 
     :param policy: a standard MLP policy on the CPU
     :param code: what ran when it computed
@@ -200,10 +187,9 @@ class Watch:
         self._own_params = [module._parameters for module in modules if module._parameters]
         self._addresses = list(map(th.Tensor.data_ptr, _values(self._own_params)))
 
-        names: dict[Any, set[str]] = {policy: {"action_dist", "_squash_output", "share_features_extractor"}}
-        for owner, name in code.places(kinds):
-            names.setdefault(owner, set()).add(name)
-        self._looks = [(operator.attrgetter(*names[owner]), owner) for owner in names]
+        names: dict[Any, list[str]] = {kind: code.methods_of(kind) for kind in kinds}
+        names[policy] = ["action_dist", "_squash_output", "share_features_extractor"]
+        self._looks = [(operator.attrgetter(*names[owner]), owner) for owner in names if names[owner]]
         self._found = [look(owner) for look, owner in self._looks]
 
         self._memory = [memoryview(param.detach().numpy()).cast("B") for param in policy.parameters()]  # type: ignore[arg-type]
