@@ -37,9 +37,9 @@ lint: $(READY)
 type: $(READY)
 	$(BIN)/mypy
 
-# One process per core; a file's tests stay in one process
+# One process per core; the one that is done first takes over tests of the other
 pytest: $(READY)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # The documentation site, build/docs/index.html; a warning is an error
 docs: $(READY)
