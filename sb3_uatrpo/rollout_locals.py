@@ -102,7 +102,8 @@ class CallbacksWithRolloutLocals(CallbackList):
 
     def update_locals(self, locals_: dict[str, Any]) -> None:
         self._show_the_users(locals_)
-        super().update_locals(locals_)
+        # all callbacks share the dict that they were given when training started
+        self.update_child_locals(locals_)
 
     def _show_the_users(self, locals_: dict[str, Any]) -> None:
         if dict.get(locals_, "callback") is self:
