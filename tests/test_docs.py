@@ -61,6 +61,15 @@ def test_code_in_pages_has_no_syntax_error(page):
             subprocess.run(["bash", "-n"], input=token.content, text=True, check=True)
 
 
+def test_the_studies_of_the_docs_go_on_in_their_folders():
+    """A folder that exists must be a study's, or `run` refuses it."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    folders = {ROOT / folder for folder in re.findall(r"--folder (docs/[\w/]+)", text)}
+    studies = {folder for folder in folders if folder.exists() and folder.name != "direction_quality"}
+    assert len(studies) > 5
+    assert {folder for folder in studies if not (folder / "study.json").exists()} == set()
+
+
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
     result = subprocess.run(
