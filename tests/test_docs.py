@@ -64,7 +64,7 @@ def test_code_in_pages_has_no_syntax_error(page):
 def test_the_studies_of_the_docs_go_on_in_their_folders():
     """A folder that exists must be a study's, or `run` refuses it."""
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    folders = {ROOT / folder for folder in re.findall(r"--folder (docs/[\w/]+)", text)}
+    folders = {ROOT / folder for folder in re.findall(r"--folder (docs/results/[\w/]+)", text)}
     studies = {folder for folder in folders if folder.exists() and folder.name != "direction_quality"}
     assert len(studies) > 5
     assert {folder for folder in studies if not (folder / "study.json").exists()} == set()
