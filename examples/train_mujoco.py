@@ -57,8 +57,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Walker2d": {"gamma": 0.995, "gae_lambda": 0.97},
     "Swimmer": {"gamma": 0.9999, "gae_lambda": 0.99, "policy_kwargs": {"log_std_init": 0}},
     "Ant": {"policy_kwargs": {"log_std_init": -2}},
-    "Humanoid": {"policy_kwargs": {"log_std_init": -2}},
-    "HumanoidStandup": {"policy_kwargs": {"log_std_init": -2}},
 }
 
 
