@@ -161,6 +161,7 @@ def _products_with(matrix: th.Tensor, others: list[th.Tensor]) -> list[th.Tensor
     """Y'Y of a matrix Y, and X'Y of each other matrix X, in float64, in one product for each block of rows."""
     parts = [matrix, *others]
     sizes = [part.shape[1] for part in parts]
+    half = -(-sizes[0] // 2)
     n_rows = min(ROWS_AT_ONCE, len(matrix))
     total = th.zeros(sum(sizes), sizes[0], dtype=th.float64, device=matrix.device)
     exact = th.empty(sum(sizes), n_rows, dtype=th.float64, device=matrix.device)
@@ -169,7 +170,10 @@ def _products_with(matrix: th.Tensor, others: list[th.Tensor]) -> list[th.Tensor
         # the matrices are column-major, so their transposes have the memory layout for which the product is fastest
         for part, place in zip(parts, block.split(sizes), strict=True):
             place.copy_(part[rows].T)
-        total.addmm_(block, block[: sizes[0]].T)
+        # Y'Y is symmetric: a quarter of it follows from another
+        total[:, :half].addmm_(block, block[:half].T)
+        total[half:, half:].addmm_(block[half:], block[half : sizes[0]].T)
+    total[:half, half:] = total[half : sizes[0], :half].T
     return list(total.cpu().split(sizes))
 
 
