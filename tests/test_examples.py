@@ -30,6 +30,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.study import final_return, read_records
+from tests.forked import run_script
+from tests.installing import run as run_command
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 #: A run of RL Zoo
@@ -38,11 +40,9 @@ AGENT = EXAMPLES.parent / "docs" / "agents" / "uatrpo" / "Hopper-v4_1"
 
 def run(folder: Path, script: str, *args: str, code: int = 0) -> str:
     """What the script printed; warnings are errors, but for the one about old tasks, which each script filters."""
-    command = [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / script), *args]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder)}
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    output = result.stdout + result.stderr
-    assert result.returncode == code, output
+    ended = run_script(EXAMPLES / script, *args, cwd=folder, OMP_NUM_THREADS="1", MPLCONFIGDIR=str(folder))
+    output = ended.stdout + ended.stderr
+    assert ended.code == code, output
     assert "Warning" not in output
     assert ("Traceback" in output) == (code == 1), output
     return output
@@ -452,7 +452,9 @@ def test_benchmark_parts(tmp_path, refusal):
 
 
 def test_benchmark_scaling(tmp_path, refusal):
-    output = run(tmp_path, "benchmark_scaling.py", "--sweep", "steps", "environments", "--most-steps", "5000")
+    # it starts processes that import it
+    command = [sys.executable, EXAMPLES / "benchmark_scaling.py", "--sweep", "steps", "environments"]
+    output = run_command(*command, "--most-steps", "5000", cwd=tmp_path)
     assert "environments (n)" in output
     rows = json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())
     assert [(row["n_steps"], row["n_envs"]) for row in rows] == [(1000, 1), (5000, 1), (1000, 1), (1000, 4), (1000, 8)]
