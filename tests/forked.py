@@ -58,6 +58,7 @@ def _program(argv: list[str], code: str | None, cwd: Path, environment: dict[str
     sys.argv = list(argv)
     if code is not None:
         warnings.simplefilter("ignore")
+        sys.path.insert(0, "")
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         return
     warnings.simplefilter("error", UserWarning)

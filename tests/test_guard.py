@@ -4,7 +4,6 @@ import copy
 import cProfile
 import functools
 import gc
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -25,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sb3_uatrpo import UATRPO, critic
 from sb3_uatrpo.critic import ArrayGradients
 from sb3_uatrpo.guard import RunningCode, Watch, has_library_methods, is_as_built, same_but_for_rounding
+from tests.forked import run_code
 from tests.helpers import actor_vector, collect, count_fast_steps, learn_in_threads, logged, make_model, scale_latents
 from tests.test_rollouts import assert_same_buffers
 from tests.test_user_additions import as_sb3, filled, small
@@ -73,9 +73,8 @@ print("fine")
 @pytest.mark.parametrize("name", ["sample", "forward_actor", "add", "get", "compute_returns_and_advantage"])
 def test_a_class_patched_before_this_package_is_imported(name):
     """In a process of its own: as many calls as Stable-Baselines3's own rollouts make."""
-    command = [sys.executable, "-W", "ignore", "-c", PATCHED_BEFORE_IMPORT, name]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stdout == "fine\n", result.stderr
+    ended = run_code(PATCHED_BEFORE_IMPORT, name, cwd=ROOT)
+    assert ended.stdout == "fine\n", ended.stderr
 
 
 def test_a_log_probability_replaced_before_this_package_is_imported_is_refused():
@@ -87,9 +86,8 @@ DiagGaussianDistribution.log_prob = functools.wraps(own)(lambda self, actions: o
 from sb3_uatrpo import UATRPO
 UATRPO("MlpPolicy", "Pendulum-v1", n_steps=100, device="cpu").learn(100)
 """
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "policy: log_prob of DiagGaussianDistribution was replaced" in result.stderr
+    ended = run_code(script, cwd=ROOT)
+    assert "policy: log_prob of DiagGaussianDistribution was replaced" in ended.stderr
 
 
 def test_autocast_takes_the_general_way(monkeypatch):

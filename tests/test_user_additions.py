@@ -30,6 +30,7 @@ from sb3_uatrpo.acting import ActingMLP
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import StandardMLP
 from sb3_uatrpo.rollouts import FastSteps
+from tests.forked import run_code
 from tests.helpers import (
     ACTION_SPACES,
     NoiseEnv,
@@ -185,8 +186,8 @@ print("fine")
 
 def test_hooks_on_gradients_see_ordinary_tensors():
     """In a process of its own: some of these ended it."""
-    result = subprocess.run([sys.executable, "-c", HOOKED], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stdout == "fine\n", result.stderr
+    ended = run_code(HOOKED, cwd=ROOT)
+    assert ended.stdout == "fine\n", ended.stderr
 
 
 @pytest.mark.parametrize("extractor", ["plain", "convolution"])
