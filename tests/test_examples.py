@@ -80,7 +80,7 @@ def test_shortest(tmp_path):
     [
         ("resume.py", ["--n-timesteps", "2000"], "resumed at step 2000 and trained to step 4000"),
         ("custom_network.py", ["--n-timesteps", "2000"], "kl_ratio"),
-        ("dict_observations.py", ["--n-timesteps", "1000"], "kl_ratio"),
+        ("dict_observations.py", ["--n-timesteps", "2000"], "kl_ratio"),
         ("images.py", ["--n-timesteps", "1000"], "kl_ratio"),
         ("subproc_envs.py", ["--n-timesteps", "2000"], "kl_ratio"),
         ("vector_env.py", ["--n-timesteps", "4000", "--n-envs", "10"], "kl_ratio"),
