@@ -16,6 +16,7 @@ Each pair of task and seed has a file in ``--folder``. If the file exists, the m
 other updates or variants is refused.
 
 ``--variant`` adds a variant or replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
+``--only`` leaves out all others but the one that the others are compared with.
 """
 
 import argparse
@@ -327,6 +328,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--reference-rollouts", type=int, default=48)
     parser.add_argument("--test-rollouts", type=int, default=8)
     parser.add_argument("--variant", nargs="*", type=parse_variant, default=[], help="NAME=CLASS:argument=value,…")
+    parser.add_argument("--only", nargs="+", help="names of variants")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, default=Path("runs/direction_quality"))
     options = parser.parse_args(args)
@@ -343,6 +345,9 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     if len(set(updates)) < len(updates):
         parser.error(f"--updates are too close together for --n-steps {options.n_steps}: {options.updates}")
     variants = {**VARIANTS, **dict(options.variant)}
+    if unknown := set(options.only or ()) - set(variants):
+        parser.error(f"--only: there is no variant {sorted(unknown)[0]!r}")
+    variants = {name: variants[name] for name in variants if name in {REFERENCE, *(options.only or variants)}}
     paths = {(env, seed): options.folder / f"{env}_{seed}.json" for seed in options.seeds for env in options.env}
     for path in paths.values():
         if path.exists() and (difference := differs(path, options.n_steps, updates, variants)):

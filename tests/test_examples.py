@@ -353,6 +353,12 @@ def test_measure_direction_quality(tmp_path, refusal):
     ):
         assert f"was measured with other {said}" in refusal("measure_direction_quality.py", *changed)
 
+    chosen = run(tmp_path, "measure_direction_quality.py", *args, "--only", "paper", "mine", "--folder", "few")
+    assert re.findall(r"^(plain gradient|paper|shrinkage|TRPO|mine)", chosen, re.M) == [
+        "plain gradient", "paper", "shrinkage", "mine"
+    ]  # fmt: skip
+    assert "there is no variant 'yours'" in refusal("measure_direction_quality.py", *args, "--only", "yours")
+
 
 def test_measure_large_network(tmp_path):
     few = ["--updates", "1", "--reference-rollouts", "2", "--test-rollouts", "2", "--n-projections", "6"]
