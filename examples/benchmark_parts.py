@@ -1,5 +1,5 @@
 """
-What does each part of the fast way gain?
+What does each part of the fast path gain?
 
     OMP_NUM_THREADS=1 python examples/benchmark_parts.py
 

@@ -89,7 +89,7 @@ def _minibatches(rollout_buffer: RolloutBuffer, batch_size: int, at_once: bool) 
 
 class GraphGradients:
     """
-    The general way: gradients by autograd, for any policy.
+    The general path: gradients by autograd, for any policy.
 
     :param policy: the policy
     :param params: the critic's parameters
@@ -131,7 +131,7 @@ class GraphGradients:
 
 class ArrayGradients:
     """
-    The fast way: the same for a standard MLP, in NumPy.
+    The fast path: the same for a standard MLP, in NumPy.
 
     :param mlp: the policy's layers
     """

@@ -1,18 +1,18 @@
 """
-May the fast way be taken? Whose code runs, and has anything changed since?
+May the fast path be taken? Whose code runs, and has anything changed since?
 
-The fast way repeats in NumPy what a standard MLP policy (``plain_mlp.py``) computes. Rollouts, the critic's regression
+The fast path repeats in NumPy what a standard MLP policy (``plain_mlp.py``) computes. Rollouts, the critic's regression
 and the products with F̂ and Σ̂ decide about it separately. In each, the policy itself computes first: the first step of a
-rollout, the first minibatch, the action distribution of all steps. The fast way follows only if all of these hold:
+rollout, the first minibatch, the action distribution of all steps. The fast path follows only if all of these hold:
 
 1. The policy's parts are exactly the standard ones, with the methods that their libraries gave them (``is_as_built``).
 2. While the policy computed, only these libraries' Python code ran in this thread, and no profiler (``RunningCode``).
-3. The fast way finds the same, up to rounding (``same_but_for_rounding``); if not, ``warn_if_different`` warns.
+3. The fast path finds the same, up to rounding (``same_but_for_rounding``); if not, ``warn_if_different`` warns.
 4. During a rollout, nothing has changed since (``Watch``).
 
 Each has further conditions of its own: ``FastSteps.let_act`` and ``ActingMLP.of`` on buffers and sizes,
 ``ArrayGradients.of`` on optimizers and hooks, ``Actor.find_params`` on the parameters of the actor. Otherwise the
-policy computes everything itself: the general way.
+policy computes everything itself: the general path.
 """
 
 import gc
@@ -65,7 +65,7 @@ class RunningCode:
         collects_garbage = gc.isenabled()
         try:
             # finalizers of garbage, whose time depends on all else in the process, would be noted too, and the choice
-            # between the two ways would change the last digits
+            # between the two paths would change the last digits
             gc.disable()
             sys.setprofile(note)
             yield
@@ -218,7 +218,7 @@ def _values(tables: Iterable[dict[str, Any]]) -> list[Any]:
 
 def same_but_for_rounding(ours: Any, theirs: Any, scale: float = 0.0) -> bool:
     """
-    :param ours: outputs of the fast way
+    :param ours: outputs of the fast path
     :param theirs: the policy's own
     :param scale: size of the numbers that the outputs are sums of; at least the largest output is assumed
     :return: whether they have the same type and agree up to rounding

@@ -1,4 +1,4 @@
-"""The standard MLP policy as two chains of layers on its own memory: what the fast way computes with."""
+"""The standard MLP policy as two chains of layers on its own memory: what the fast path computes with."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""When the fast way is taken, by what a user sees: whose code is called, how often, and what comes out."""
+"""When the fast path is taken, by what a user sees: whose code is called, how often, and what comes out."""
 
 import copy
 import cProfile
@@ -175,7 +175,7 @@ def test_a_mixin_between_the_algorithm_and_its_base_is_asked(fast):
     class Both(UATRPO, Counting):
         pass
 
-    # the general way, here because of gSDE or because it was asked for
+    # the general path, here because of gSDE or because it was asked for
     model = Both("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", use_sde=fast, fast_rollouts=fast)
     model.learn(128)
     assert len(calls) == 2

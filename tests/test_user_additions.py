@@ -550,7 +550,7 @@ def test_an_update_leaves_no_tensors_behind(fast):
 @pytest.mark.parametrize("in_place", [True, False])
 def test_compiled_modules_are_updated(cls, in_place, monkeypatch):
     """The derivative of what torch.compile makes of a network has no derivative; an update runs the network itself."""
-    # both policies take the general way, since rounding in the products grows from update to update
+    # both policies take the general path, since rounding in the products grows from update to update
     monkeypatch.setattr(StandardMLP, "recognise", staticmethod(lambda policy: None))
 
     def compiled(policy):
