@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-PICTURES = (".png", ".svg")
+PICTURES = (".gif", ".png", ".svg")
 
 
 def main(repository: str, tag: str) -> None:

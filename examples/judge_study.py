@@ -109,7 +109,9 @@ def of_updates(runs: pd.DataFrame, key: str, statistic: Callable[[np.ndarray], f
     return f"{statistic(values):{form}}" if len(values) else "–"
 
 
-def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Difference) -> pd.DataFrame:
+def judge(
+    samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Difference, n_tasks: int | None = None
+) -> pd.DataFrame:
     """
     Compare two methods on each task.
 
@@ -118,10 +120,11 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
 
     :param samples: final returns of the first and of the second method, by task
     :param difference: takes two samples and returns their difference with its bootstrap interval
+    :param n_tasks: n; by default, the number of tasks in ``samples``
     :return: a row for each task: the difference, its 95% interval, the verdict on the first method, and the p-value of
         Welch's test on the means, alone and with Holm's correction
     """
-    n = len(samples)
+    n = n_tasks or len(samples)
     intervals = {
         task: [difference(x, y, confidence_level=1 - ALPHA / k) for k in range(1, n + 1)]
         for task, (x, y) in samples.items()
@@ -153,16 +156,17 @@ def judge(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], difference: Diff
             }
         )
     table = pd.DataFrame(rows).set_index("task")
-    return table.assign(**{"Holm's p": holm(table["Welch's p"])})
+    return table.assign(**{"Holm's p": holm(table["Welch's p"], n)})
 
 
-def holm(p_values: pd.Series) -> pd.Series:
+def holm(p_values: pd.Series, n: int) -> pd.Series:
     """
-    :param p_values: of n tests
+    :param p_values: of some of n tests; those of the others count as higher
+    :param n: number of tests
     :return: Holm's adjusted p-values: the i-th smallest times n - i, i = 0, …, at least the one before, at most 1
     """
     ordered = p_values.sort_values()
-    return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1.0)[p_values.index]
+    return (ordered * (n - np.arange(len(ordered)))).cummax().clip(upper=1.0)[p_values.index]
 
 
 def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:

@@ -42,7 +42,7 @@ def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
 
 
 def verdicts(groups: Groups) -> dict[str, pd.DataFrame]:
-    """:return: for each rival, ``judge``'s table of the tasks where both have several runs"""
+    """:return: for each rival, ``judge``'s table of the tasks where both have all runs"""
     judged = {}
     for rival in RIVALS:
         samples = {}
@@ -50,10 +50,10 @@ def verdicts(groups: Groups) -> dict[str, pd.DataFrame]:
             label = best_of(groups, task, rival)
             if label and (task, OURS) in groups:
                 pair = (groups[task, OURS].final_return.to_numpy(), groups[task, label].final_return.to_numpy())
-                if min(map(len, pair)) > 1:
+                if min(map(len, pair)) >= FEW:
                     samples[task] = pair
         if samples:
-            judged[rival] = judge(samples, difference_of_means)
+            judged[rival] = judge(samples, difference_of_means, len(TASKS))
     return judged
 
 

@@ -60,8 +60,10 @@ def test_the_correction_over_tasks_is_holms():
 def test_p_values_are_corrected_by_holms_method():
     p_values = pd.Series([0.04, 0.001, 0.03, 0.02], index=list("abcd"))
     # 0.001·4, 0.02·3, 0.03·2 and 0.04·1, none below the one before
-    assert holm(p_values).round(12).to_dict() == {"a": 0.06, "b": 0.004, "c": 0.06, "d": 0.06}
-    assert holm(pd.Series([0.6, 0.9])).tolist() == [1.0, 1.0]
+    assert holm(p_values, 4).round(12).to_dict() == {"a": 0.06, "b": 0.004, "c": 0.06, "d": 0.06}
+    assert holm(pd.Series([0.6, 0.9]), 2).tolist() == [1.0, 1.0]
+    # two of four tests are known
+    assert holm(pd.Series([0.02, 0.01]), 4).round(12).tolist() == [0.06, 0.04]
 
 
 def verdicts(*values: str) -> pd.DataFrame:

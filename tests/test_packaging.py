@@ -101,9 +101,10 @@ def test_a_release_links_to_the_files_of_its_tag(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "page.md").touch()
     (tmp_path / "docs" / "picture.png").touch()
+    (tmp_path / "docs" / "film.gif").touch()
     (tmp_path / "README.md").write_text(
         "[a page](docs/page.md#part) and [a folder](docs), [elsewhere](https://example.org/docs) and [here](#part)\n"
-        "![a picture](docs/picture.png) [![both](docs/picture.png)](docs/page.md)\n"
+        "![a picture](docs/picture.png) [![both](docs/picture.png)](docs/page.md)\n![a film](docs/film.gif)\n"
     )
     (tmp_path / "setup.cfg").write_text("[metadata]\nname = something\n\n[options]\npackages = find:\n")
     run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path)
@@ -112,6 +113,7 @@ def test_a_release_links_to_the_files_of_its_tag(tmp_path):
     assert (tmp_path / "README.md").read_text() == (
         f"[a page]({blob}/docs/page.md#part) and [a folder]({blob}/docs), [elsewhere](https://example.org/docs) and "
         f"[here](#part)\n![a picture]({raw}/docs/picture.png) [![both]({raw}/docs/picture.png)]({blob}/docs/page.md)\n"
+        f"![a film]({raw}/docs/film.gif)\n"
     )
     settings = configparser.ConfigParser()
     settings.read(tmp_path / "setup.cfg")

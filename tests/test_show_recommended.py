@@ -1,6 +1,7 @@
 """The table and the picture of the recommended settings, on runs whose results are plain."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from show_recommended import main
 
 from sb3_uatrpo.study import write_record
 from tests.study.synthetic import make_record
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -52,6 +55,25 @@ def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
     assert (ant["PPO"], ant["against PPO"], ant["minutes"]) == ("–", "–", "–, –, –")
     assert by_task["Swimmer-v4"]["UATRPO"] == "–"
     assert output.stat().st_size > 10_000
+
+
+def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
+    (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
+    last.unlink()
+    main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    (ant,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| Ant"))
+    assert ant == "| Ant-v4 | 1,520 ± 7 | – | 1,515 ± 6 [4] | – | – | –, –, – |"
+
+
+def test_the_pages_show_the_committed_runs(tmp_path):
+    """The table of docs/results.md is the one that is printed now; the README's has its means."""
+    table = main(["--output", str(tmp_path / "picture.png")])
+    assert table in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for row in table.splitlines()[2:]:
+        task, *returns, _, _, minutes = (cell.strip() for cell in row.strip("|").split("|"))
+        means = [re.sub(r" ± [\d,]+", "", cell) for cell in returns]
+        shown = " | ".join([task, *means, *minutes.split(", ")])
+        assert f"| {shown} |" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
