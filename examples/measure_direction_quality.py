@@ -16,7 +16,7 @@ Each pair of task and seed has a file in ``--folder``. If the file exists, the m
 other updates or variants is refused.
 
 ``--variant`` adds a variant or replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
-``--only`` leaves out all others but the one that the others are compared with.
+``--only`` leaves out all others but the one that the others are compared with, ``--reference``.
 """
 
 import argparse
@@ -272,7 +272,7 @@ def read(paths: list[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def compare(frame: pd.DataFrame) -> pd.DataFrame:
+def compare(frame: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
     """
     Each variant's score divided by the reference's, and the paired difference with a 95% interval.
 
@@ -280,12 +280,12 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     are Student's, over checkpoints of all tasks and seeds.
     """
     scores = frame.pivot_table(index=["env", "seed", "update"], columns="variant", values="score", sort=False)
-    relative = scores.div(scores[REFERENCE].groupby(level="env").transform("mean"), axis=0)
-    differences = relative.sub(relative[REFERENCE], axis=0)
+    relative = scores.div(scores[reference].groupby(level="env").transform("mean"), axis=0)
+    differences = relative.sub(relative[reference], axis=0)
     table = relative.groupby(level="env", sort=False).mean().T
     table["all"] = relative.groupby(level="env").mean().mean()
     intervals = {
-        name: ttest_1samp(values, 0.0).confidence_interval() if name != REFERENCE else (0.0, 0.0)
+        name: ttest_1samp(values, 0.0).confidence_interval() if name != reference else (0.0, 0.0)
         for name, values in differences.items()
     }
     table["difference"] = differences.mean()
@@ -295,14 +295,14 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     return table.loc[frame["variant"].unique()]
 
 
-def draw(table: pd.DataFrame, ax: Axes) -> Axes:
+def draw(table: pd.DataFrame, ax: Axes, reference: str = REFERENCE) -> Axes:
     """Differences from the reference with their intervals, one line for each variant."""
-    shown = table[table.index != REFERENCE].iloc[::-1]
+    shown = table[table.index != reference].iloc[::-1]
     errors = [shown["difference"] - shown["low"], shown["high"] - shown["difference"]]
     ax.errorbar(shown["difference"], range(len(shown)), xerr=errors, fmt="o", markersize=4, capsize=2)
     ax.axvline(0.0, color="black", linewidth=0.8)
     ax.set_yticks(range(len(shown)), shown.index)
-    ax.set_xlabel(f"score minus that of {REFERENCE}, in units of the latter")
+    ax.set_xlabel(f"score minus that of {reference}, in units of the latter")
     ax.grid(axis="x", alpha=0.3)
     return ax
 
@@ -329,6 +329,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--test-rollouts", type=int, default=8)
     parser.add_argument("--variant", nargs="*", type=parse_variant, default=[], help="NAME=CLASS:argument=value,…")
     parser.add_argument("--only", nargs="+", help="names of variants")
+    parser.add_argument("--reference", default=REFERENCE, help="name of a variant")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, default=Path("runs/direction_quality"))
     options = parser.parse_args(args)
@@ -345,9 +346,10 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     if len(set(updates)) < len(updates):
         parser.error(f"--updates are too close together for --n-steps {options.n_steps}: {options.updates}")
     variants = {**VARIANTS, **dict(options.variant)}
-    if unknown := set(options.only or ()) - set(variants):
-        parser.error(f"--only: there is no variant {sorted(unknown)[0]!r}")
-    variants = {name: variants[name] for name in variants if name in {REFERENCE, *(options.only or variants)}}
+    for option, names in (("--only", options.only or ()), ("--reference", [options.reference])):
+        if unknown := set(names) - set(variants):
+            parser.error(f"{option}: there is no variant {sorted(unknown)[0]!r}")
+    variants = {name: variants[name] for name in variants if name in {options.reference, *(options.only or variants)}}
     paths = {(env, seed): options.folder / f"{env}_{seed}.json" for seed in options.seeds for env in options.env}
     for path in paths.values():
         if path.exists() and (difference := differs(path, options.n_steps, updates, variants)):
@@ -367,10 +369,10 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
             )
             for (env_id, seed), path in paths.items()
         ]
-        table = compare(read([future.result() for future in futures]))
+        table = compare(read([future.result() for future in futures]), options.reference)
     print(table.to_string(float_format=lambda value: f"{value:.2f}"))
     figure, ax = plt.subplots(figsize=(7, 0.32 * len(table) + 1), layout="constrained")
-    draw(table, ax)
+    draw(table, ax, options.reference)
     figure.savefig(options.folder / "direction_quality.png", dpi=120)
     plt.close(figure)
     print(f"picture: {options.folder / 'direction_quality.png'}")

@@ -353,11 +353,16 @@ def test_measure_direction_quality(tmp_path, refusal):
     ):
         assert f"was measured with other {said}" in refusal("measure_direction_quality.py", *changed)
 
-    chosen = run(tmp_path, "measure_direction_quality.py", *args, "--only", "paper", "mine", "--folder", "few")
+    chosen = run(
+        tmp_path, "measure_direction_quality.py", *args, "--only", "paper", "--reference", "mine", "--folder", "few"
+    )
     assert re.findall(r"^(plain gradient|paper|shrinkage|TRPO|mine)", chosen, re.M) == [
-        "plain gradient", "paper", "shrinkage", "mine"
-    ]  # fmt: skip
-    assert "there is no variant 'yours'" in refusal("measure_direction_quality.py", *args, "--only", "yours")
+        "plain gradient",
+        "paper",
+        "mine",
+    ]
+    for option in ("--only", "--reference"):
+        assert f"{option}: there is no variant 'your'" in refusal("measure_direction_quality.py", *args, option, "your")
 
 
 def test_measure_large_network(tmp_path):
