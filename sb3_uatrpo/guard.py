@@ -18,6 +18,7 @@ policy computes everything itself: the general path.
 import gc
 import operator
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ _PYTHONS_OWN = frozenset({"abc", "collections", "contextlib", "logging", "typing
 _RELATIVE_TOLERANCE = 1e-4
 #: Classes that were found to have only their own methods, with what they contained.
 _looked_at: dict[type, dict[str, Any]] = {}
+_children, _own_params = map(operator.itemgetter, ("_modules", "_parameters"))
 _warned: WeakSet[ActorCriticPolicy] = WeakSet()
 
 
@@ -53,7 +55,8 @@ class RunningCode:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Within this context, code is noted. If another profiler is active, it stays, and no code is known."""
-        if sys.getprofile() is not None:
+        # a profiler written in C may be known to threading alone
+        if sys.getprofile() is not None or threading.getprofile() is not None:
             self._is_known = False
             yield
             return
@@ -150,7 +153,9 @@ def _classes(owners: Iterable[Any]) -> set[type]:
 
 def _has_own_methods(kind: type) -> bool:
     """Whether a library's class has only its own methods; a class that has not changed is looked at once."""
-    if vars(kind) == _looked_at.get(kind):
+    kept = _looked_at.get(kind, {})
+    # by identity: not all data can be compared
+    if kept.keys() == vars(kind).keys() and all(map(operator.is_, kept.values(), vars(kind).values())):
         return True
     if not all(is_own(kind, name) for name in vars(kind)):
         return False
@@ -182,10 +187,10 @@ class Watch:
         kinds = _classes(self._objects)
         self._dicts = [*map(vars, self._objects), *map(vars, kinds)]
         self._lengths = list(map(len, self._dicts))
-        self._children = [module._modules for module in modules if module._modules]
-        self._modules = _values(self._children)
-        self._own_params = [module._parameters for module in modules if module._parameters]
-        self._addresses = list(map(th.Tensor.data_ptr, _values(self._own_params)))
+        self._parents = [vars(module) for module in modules if module._modules]
+        self._modules = _values(map(_children, self._parents))
+        self._owners = [vars(module) for module in modules if module._parameters]
+        self._addresses = list(map(th.Tensor.data_ptr, _values(map(_own_params, self._owners))))
 
         names: dict[Any, list[str]] = {kind: code.methods_of(kind) for kind in kinds}
         names[policy] = ["action_dist", "_squash_output", "share_features_extractor"]
@@ -203,9 +208,9 @@ class Watch:
             list(map(len, self._dicts)) == self._lengths
             and not any(self._hooks)
             and list(map(type, self._objects)) == self._types
-            and _values(self._children) == self._modules
+            and _values(map(_children, self._parents)) == self._modules
             # a parameter that was replaced by another has another address
-            and list(map(th.Tensor.data_ptr, _values(self._own_params))) == self._addresses
+            and list(map(th.Tensor.data_ptr, _values(map(_own_params, self._owners)))) == self._addresses
             and [look(owner) for look, owner in self._looks] == self._found
             # lengths are equal, so startswith compares the whole buffers, without copying them
             and all(map(bytes.startswith, self._numbers, self._memory))

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_uatrpo.acting import ActingMLP, Step
 from sb3_uatrpo.core.array_mlp import Array
-from sb3_uatrpo.guard import RunningCode, Watch, has_library_methods
+from sb3_uatrpo.guard import RunningCode, Watch, has_library_methods, is_own
 from sb3_uatrpo.plain_mlp import StandardMLP
 from sb3_uatrpo.rollout_locals import CallbacksWithRolloutLocals, RolloutLocals
 
@@ -137,7 +137,7 @@ class FastSteps:
             values, log_probs = self._acting.evaluate(*map(np.concatenate, arrays))
             rows, shape = list(places), (len(places), self._buffer.n_envs)
             for array, found in ((self._buffer.values, values), (self._buffer.log_probs, log_probs)):
-                # what a callback has written there stays
+                # what a callback has written there stays, unless it is zero
                 array[rows] = np.where(array[rows] == 0.0, found.view(shape).numpy(), array[rows])
         self._pending = []
 
@@ -187,7 +187,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
 
         :return: False if the callback ended the rollout early
         """
-        if not (self.fast_rollouts and type(rollout_buffer) is RolloutBuffer and StandardMLP.recognise(self.policy)):
+        if not self._may_be_fast(rollout_buffer):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         assert self._last_obs is not None, "No previous observation was provided"
         self.policy.set_training_mode(False)
@@ -237,6 +237,17 @@ class DeferredRollouts(OnPolicyAlgorithm):
         callback.update_locals(fast.as_callbacks_see(locals()))
         callback.on_rollout_end()
         return True
+
+    def _may_be_fast(self, rollout_buffer: RolloutBuffer) -> bool:
+        """Whether Stable-Baselines3's own code, not a mixin's, would fill a buffer of its own from a standard MLP."""
+        general: Any = super().collect_rollouts
+        return (
+            self.fast_rollouts
+            and type(rollout_buffer) is RolloutBuffer
+            and general.__func__ is OnPolicyAlgorithm.collect_rollouts
+            and is_own(OnPolicyAlgorithm, "collect_rollouts")
+            and StandardMLP.recognise(self.policy) is not None
+        )
 
     def _actions_for_env(self, actions: Array) -> Array:
         """The actions, clipped to the bounds of a Box action space, or rescaled to them if they were squashed."""

@@ -5,6 +5,7 @@ import cProfile
 import functools
 import gc
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -175,10 +176,23 @@ def test_a_mixin_between_the_algorithm_and_its_base_is_asked(fast):
     class Both(UATRPO, Counting):
         pass
 
-    # the general path, here because of gSDE or because it was asked for
-    model = Both("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", use_sde=fast, fast_rollouts=fast)
+    model = Both("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", fast_rollouts=fast)
     model.learn(128)
     assert len(calls) == 2
+
+
+def test_the_library_s_collection_of_rollouts_may_be_patched(monkeypatch):
+    calls = []
+    own = OnPolicyAlgorithm.collect_rollouts
+
+    def traced(self, *args, **kwargs):
+        calls.append("rollout")
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(OnPolicyAlgorithm, "collect_rollouts", traced)
+    model = small()
+    model.learn(128)
+    assert len(calls) == model._n_updates > 1
 
 
 @pytest.mark.parametrize("name", ["values", "log_probs"])
@@ -319,6 +333,17 @@ def test_under_a_profiler_the_general_way_is_taken_and_the_profiler_stays(monkey
         assert_same_buffers(collected, other.rollout_buffer)
 
 
+def test_a_profiler_that_only_threading_knows_is_noticed(monkeypatch):
+    """As those written in C are."""
+    acted = count_fast_steps(monkeypatch)
+    threading.setprofile(lambda frame, event, arg: None)
+    try:
+        filled(True)
+    finally:
+        threading.setprofile(None)
+    assert not acted
+
+
 def test_cprofile_sees_a_whole_run():
     model = small(n_envs=2)
     profile = cProfile.Profile()
@@ -423,6 +448,12 @@ CHANGES = {
     "other memory": lambda policy: setattr(policy.value_net.bias, "data", policy.value_net.bias.data.clone()),
     "another parameter": lambda policy: setattr(policy, "log_std", nn.Parameter(policy.log_std.detach().clone())),
     "another layer": lambda policy: setattr(policy, "action_net", copy.deepcopy(policy.action_net)),
+    "other tables of parameters": lambda policy: policy.action_net.__dict__.update(
+        copy.deepcopy(policy.action_net).__dict__
+    ),
+    "another table of layers": lambda policy: setattr(
+        policy.mlp_extractor.policy_net, "_modules", copy.deepcopy(policy.mlp_extractor.policy_net)._modules
+    ),
     "one more layer": lambda policy: policy.mlp_extractor.policy_net.append(nn.ReLU()),
     "another distribution": lambda policy: setattr(policy, "action_dist", copy.copy(policy.action_dist)),
     "a method": lambda policy: setattr(policy.action_net, "forward", policy.action_net.forward),
@@ -502,6 +533,13 @@ def test_hooks_on_all_modules_are_noticed(register):
         handle.remove()
     assert watch.sees_no_change()
     assert is_as_built(policy)
+
+
+def test_data_of_a_class_need_not_be_comparable(monkeypatch):
+    monkeypatch.setattr(ActorCriticPolicy, "stats", np.zeros(3), raising=False)
+    model = small()
+    monkeypatch.setattr(ActorCriticPolicy, "stats", np.ones(3))
+    model.learn(64)
 
 
 def test_whose_methods_a_buffer_has(monkeypatch):
