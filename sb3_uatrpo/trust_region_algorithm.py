@@ -1,5 +1,6 @@
 """The Stable-Baselines3 side of the trust region methods: arguments, the order of an update, and logging."""
 
+import copy
 import inspect
 import io
 import json
@@ -123,6 +124,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
         **arguments: Any,
     ) -> None:
         """The other arguments are those of ``OnPolicyAlgorithm`` and those that become attributes of the same name."""
+        # the user's own dict, or RECOMMENDED's, stays as it is
+        arguments["policy_kwargs"] = copy.copy(arguments["policy_kwargs"])
         theirs = arguments.keys() & inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
         super().__init__(
             policy,
@@ -300,10 +303,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
         if not th.is_grad_enabled():
             raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
         batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
-        self._update_learning_rate(self.policy.optimizer)
         actor = Actor(self.policy)
         with actor.differentiable_policy():
             self._check_observations(actor, batch)
+            self._update_learning_rate(self.policy.optimizer)
             actor.find_params(batch.observations, len(batch))
             found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both

@@ -2,9 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 import torch as th
@@ -20,18 +18,16 @@ from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
-RECOMMENDED: Mapping[str, Any] = MappingProxyType(
-    {
-        "n_steps": 2000,
-        "gamma": 0.99,
-        "gae_lambda": 0.95,
-        "sub_sampling_factor": 10,
-        "shrinkage": 0.75,
-        "target_kl": 0.02,
-        "step_length_samples": "batch",
-        "policy_kwargs": {"log_std_init": -1},
-    }
-)
+RECOMMENDED: dict[str, Any] = {
+    "n_steps": 2000,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "sub_sampling_factor": 10,
+    "shrinkage": 0.75,
+    "target_kl": 0.02,
+    "step_length_samples": "batch",
+    "policy_kwargs": {"log_std_init": -1},
+}
 """
 Arguments of UATRPO for one environment with continuous actions and standardised observations, as RL Zoo's ``default``
 entry has them: ``UATRPO("MlpPolicy", env, **RECOMMENDED)``, or with a change ``**{**RECOMMENDED, "gamma": 0.9999}``.

@@ -346,8 +346,8 @@ def test_what_python_recommends_is_what_rl_zoo_runs():
     assert {**entry, "policy_kwargs": policy_kwargs} == RECOMMENDED
     model = UATRPO("MlpPolicy", "Pendulum-v1", **{**RECOMMENDED, "gamma": 0.9})
     assert (model.gamma, model.shrinkage) == (0.9, RECOMMENDED["shrinkage"])
-    with pytest.raises(TypeError):
-        RECOMMENDED["gamma"] = 0.5
+    model.policy_kwargs["net_arch"] = [8]
+    assert RECOMMENDED["policy_kwargs"] == policy_kwargs
 
 
 def test_trpo_is_compared_at_the_same_settings():

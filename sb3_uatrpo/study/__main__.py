@@ -45,8 +45,8 @@ class ManyValues(click.Command):
         for word in args:
             # what follows an option is its value, even if it begins with a dash
             is_value = expanded[-1:] == [option]
-            if word in repeatable:
-                option = word
+            if (name := word.partition("=")[0]) in repeatable:
+                option = name
             elif word.startswith("-") and not is_value:
                 option = ""
             elif option and not is_value:
@@ -189,7 +189,7 @@ def main() -> None:
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
         if message.startswith("No such"):
-            message = next((f"{name} is gone: {now}" for name, now in GONE.items() if name in message), message)
+            message = next((f"{name} is gone: {now}" for name, now in GONE.items() if f"'{name}'" in message), message)
     except ModuleNotFoundError as error:
         message = f'{error}; run pip install "sb3_uatrpo[study]"'
     # OSError: a file or folder cannot be written

@@ -123,7 +123,9 @@ def _runs(runs: pd.DataFrame, unreadable: LeftOut) -> Iterator[str]:
     rows = []
     for names, group in runs.groupby(GROUP, sort=False):
         ended = group[group.status == "done"]
-        row = [*names, len(ended), len(group) - len(ended), f"{group.n_timesteps.iloc[0]:,}", _seeds(list(ended.seed))]
+        # a run that failed may have had other settings
+        steps = (group if ended.empty else ended).n_timesteps.iloc[0]
+        row = [*names, len(ended), len(group) - len(ended), f"{steps:,}", _seeds(list(ended.seed))]
         rows.append([*row, f"{sum(record.wall_time for record in ended.record) / 3600:.2g}"])
     yield _table(f"{GROUPS} | done | failed | steps | seeds | hours", rows)
     if len(failed):
@@ -262,7 +264,9 @@ def _hyperparameters(results: Results) -> Iterator[str]:
     yield "## Settings"
     lines = []
     for (env_id, variant, label), runs in results.runs.groupby(GROUP, sort=False):
-        values = sorted(runs.record.iloc[0].spec.hyperparameters.items())
+        # finished runs first
+        shown = runs.sort_values("status", key=lambda status: status != "done", kind="stable").record.iloc[0]
+        values = sorted(shown.spec.hyperparameters.items())
         lines.append(f"- {joined([label, env_id, variant])}: " + ", ".join(f"`{k}: {value}`" for k, value in values))
     yield "\n".join(lines)
     versions = pd.DataFrame([record.versions for record in results.compared.record])
@@ -286,8 +290,8 @@ def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
 
 def _number(value: float, digits: int | None = None) -> str:
     """Rounded to four significant digits, and to an integer from 1,000 up, unless ``digits`` says otherwise."""
-    if math.isnan(value):
-        return ""
+    if not math.isfinite(value):
+        return "" if math.isnan(value) else str(value)
     if digits is None and 0 < abs(value) < 1e-3:
         return f"{value:.4g}"
     if digits is None:

@@ -227,6 +227,17 @@ def test_failed_runs_with_other_settings_do_not_stand_in_the_way(tmp_path, page)
     assert text.splitlines()[2].startswith("2 runs done, 2 failed")
     (row,) = rows(section(text, "Returns"))
     assert row[2:4] == ["uatrpo", "2"]
+    # the settings and the steps are those of the runs that are averaged
+    (row,) = rows(section(text, "Runs"))
+    assert row[3:6] == ["2", "2", "10,000"]
+    assert "`gamma: 0.99`" in section(text, "Settings")
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_returns_without_a_finite_standard_error_are_reported(tmp_path, page):
+    text = page(write(tmp_path / "study", *(make_record(seed=seed, final=1e300 * seed) for seed in range(3))))
+    assert text.splitlines()[2].startswith("3 runs done")
 
 
 def test_a_difference_names_what_else_differs(tmp_path, page):

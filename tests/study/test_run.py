@@ -763,6 +763,7 @@ OURS = ["--algo", "uatrpo", *PLAN[2:]]
         ("run", [*OURS, "--noise", "nan"], "adversarial_noise of uatrpo on CartPole-v1 must be a finite number"),
         ("run", [*OURS, "--noise", "1", "--vary", "adversarial_noise:1"], "come from --noise or from --vary, not from"),
         ("run", [*PLAN, "--shard", "3/8"], "--shard is gone: a Ray cluster (--ray) shares a study among machines"),
+        ("mergers", [], "No such command"),
         ("merge", ["a", "b"], "merge is gone: report takes several folders"),
         ("report", ["--separate-settings"], "--separate-settings is gone: "),
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
@@ -808,6 +809,12 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path, finish):
         ["report", "--folder", str(tmp_path / "study"), "--output", str(tmp_path / "file" / "report")], code=2
     )
     assert said == f"Error: [Errno 20] Not a directory: '{tmp_path / 'file' / 'report'}'\n"
+
+
+def test_values_may_follow_an_equals_sign():
+    context = command_line.run.make_context("run", ["--folder=f", "--algo=a", "b", "--seeds=0", "1", "2-4"])
+    assert context.params["algos"] == ("a", "b")
+    assert context.params["seeds"] == ("0", "1", "2-4")
 
 
 def test_options_take_several_values():
