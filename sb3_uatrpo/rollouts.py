@@ -27,7 +27,7 @@ _ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "lo
 
 class FastSteps:
     """
-    The steps of one rollout that are taken the fast path: who acts, and what is stored.
+    The steps of one rollout on the fast path: who acts, and what is stored.
 
     :param rollout_buffer: an empty buffer
     """
@@ -46,7 +46,7 @@ class FastSteps:
         """
         :param policy: the policy that would act
         :param observations: the observations of one step in all environments
-        :return: its actions, drawn the fast path; None if it has to act itself
+        :return: its actions, drawn on the fast path; None if it has to act itself
         """
         self.step = None
         acting = self._acting
@@ -67,7 +67,7 @@ class FastSteps:
 
     def let_act(self, policy: ActorCriticPolicy, observations: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
-        The general path. The first step of a rollout is taken so, and decides about those that follow.
+        The general path. The first step of a rollout takes it, and decides about those that follow.
 
         :param policy: the policy
         :param observations: as the policy takes them
@@ -166,7 +166,7 @@ class DeferredRollouts(OnPolicyAlgorithm):
     zero until they are computed.
 
     ``guard.py`` says when this is done. With other policies or buffers, Stable-Baselines3 itself collects rollouts. If
-    the first step of a rollout refuses the fast path, or anything changes later, the policy acts and evaluates itself,
+    the first step of a rollout rules out the fast path, or anything changes later, the policy acts and evaluates itself,
     step by step, until the rollout ends.
     """
 
