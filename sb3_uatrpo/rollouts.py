@@ -166,8 +166,8 @@ class DeferredRollouts(OnPolicyAlgorithm):
     zero until they are computed.
 
     ``guard.py`` says when this is done. With other policies or buffers, Stable-Baselines3 itself collects rollouts. If
-    the first step of a rollout rules out the fast path, or anything changes later, the policy acts and evaluates itself,
-    step by step, until the rollout ends.
+    the first step of a rollout rules out the fast path, or anything changes later, the policy acts and evaluates
+    itself, step by step, until the rollout ends.
     """
 
     fast_rollouts: bool
