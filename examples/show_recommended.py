@@ -4,7 +4,8 @@ UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's se
     python examples/show_recommended.py
 
 It prints a table with a row for each task: final returns, verdicts by the rule of docs/results.md, and the minutes that
-``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival. The
+``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival. Another
+table compares UATRPO with TRPO on the same code at the same settings, and with itself without the noise estimate. The
 picture shows the training returns over steps and over minutes.
 """
 
@@ -25,6 +26,8 @@ from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4"]
 OURS, RIVALS = "uatrpo", ("ppo", "trpo")
+# What is due to the method, and not to the settings?
+CONTROLS = {"trpo_matched (same settings)": "TRPO, same settings", "uatrpo (uncertainty_coef=0)": "without Σ"}
 
 # The runs of each task and label
 Groups = Mapping[tuple[str, str], pd.DataFrame]
@@ -41,25 +44,24 @@ def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
     return next(iter([OURS] if algorithm == OURS else labels_of(groups, task, algorithm)), None)
 
 
-def verdicts(groups: Groups) -> dict[str, pd.DataFrame]:
-    """:return: for each rival, ``judge``'s table of the tasks where both have all runs"""
-    judged = {}
-    for rival in RIVALS:
-        samples = {}
-        for task in TASKS:
-            label = best_of(groups, task, rival)
-            if label and (task, OURS) in groups:
-                pair = (groups[task, OURS].final_return.to_numpy(), groups[task, label].final_return.to_numpy())
-                if min(map(len, pair)) >= FEW:
-                    samples[task] = pair
-        if samples:
-            judged[rival] = judge(samples, difference_of_means, len(TASKS))
-    return judged
+def judged_against(groups: Groups, others: Mapping[str, str | None], least: int = FEW) -> pd.DataFrame:
+    """
+    :param others: for each task, the label to compare UATRPO with
+    :param least: number of runs that both must have on a task
+    :return: ``judge``'s table of the tasks where both have them, corrected for all tasks
+    """
+    samples = {}
+    for task, label in others.items():
+        if label and {(task, OURS), (task, label)} <= groups.keys():
+            pair = (groups[task, OURS].final_return.to_numpy(), groups[task, label].final_return.to_numpy())
+            if min(map(len, pair)) >= least:
+                samples[task] = pair
+    return judge(samples, difference_of_means, len(TASKS)) if samples else pd.DataFrame()
 
 
 def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
-    """The table in Markdown."""
-    judged = verdicts(groups)
+    """UATRPO beside its rivals: a table in Markdown."""
+    judged = {rival: judged_against(groups, {task: best_of(groups, task, rival) for task in TASKS}) for rival in RIVALS}
     rows = []
     for task in TASKS:
         row = {"task": task, "UATRPO": returns_of(groups, task, OURS)}
@@ -68,10 +70,27 @@ def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
             known = labels_of(groups, task, rival)
             row[rival.upper()] = "; ".join(returns_of(groups, task, label) for label in known) or "–"
         for rival in RIVALS:
-            is_judged = rival in judged and task in judged[rival].index
+            is_judged = task in judged[rival].index
             row[f"against {rival.upper()}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
         timed = [minutes.get((task, best_of(groups, task, name) or name)) for name in (OURS, *RIVALS)]
         row["minutes"] = ", ".join("–" if value is None else f"{value:.1f}" for value in timed)
+        rows.append(row)
+    return markdown(rows)
+
+
+def tabulate_controls(groups: Groups) -> str:
+    """
+    UATRPO beside its controls: a table in Markdown. With a few runs, bootstrap intervals are too narrow to judge by, so
+    it has the differences with the p of Welch's test, corrected for all tasks.
+    """
+    judged = {label: judged_against(groups, dict.fromkeys(TASKS, label), least=2) for label in CONTROLS}
+    rows = []
+    for task in TASKS:
+        row = {"task": task, "UATRPO": returns_of(groups, task, OURS)}
+        row |= {name: returns_of(groups, task, label).partition(" (")[0] for label, name in CONTROLS.items()}
+        for label, name in CONTROLS.items():
+            of_task = judged[label].loc[task] if task in judged[label].index else None
+            row[f"difference to {name}"] = "–" if of_task is None else difference_of(of_task)
         rows.append(row)
     return markdown(rows)
 
@@ -88,9 +107,16 @@ def returns_of(groups: Groups, task: str, label: str) -> str:
 
 def verdict_of(row: pd.Series) -> str:
     verdict = f"**{row.verdict}**" if row.verdict in ("better", "worse") else row.verdict
+    return f"{verdict}: {row.difference:+,.0f} ({row.low:,.0f} to {row.high:,.0f}), {p_of(row)}"
+
+
+def difference_of(row: pd.Series) -> str:
+    return f"{row.difference:+,.0f}, {p_of(row)}"
+
+
+def p_of(row: pd.Series) -> str:
     p = row["Holm's p"]
-    clear = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-    return f"{verdict}: {row.difference:+,.0f} ({row.low:,.0f} to {row.high:,.0f}), p {clear}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
@@ -119,7 +145,8 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     return figure
 
 
-def main(args: list[str] | None = None) -> str:
+def main(args: list[str] | None = None) -> tuple[str, str]:
+    """:return: the two tables"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
@@ -138,11 +165,11 @@ def main(args: list[str] | None = None) -> str:
     if options.minutes.exists():
         times = pd.DataFrame(json.loads(options.minutes.read_text())["minutes"])
         minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
-    table = tabulate(groups, minutes)
-    print(table)
+    tables = tabulate(groups, minutes), tabulate_controls(groups)
+    print(*tables, sep="\n\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     draw(groups, minutes).savefig(options.output, dpi=120)
-    return table
+    return tables
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def folder(tmp_path):
     finals = {
         ("uatrpo", "Hopper-v4", ""): 3000.0,
         ("uatrpo", "Hopper-v4", "uncertainty_coef=0"): 9000.0,
+        ("trpo_matched", "Hopper-v4", "same settings"): 2500.0,
         ("ppo", "Hopper-v4", ""): 800.0,
         ("ppo", "Hopper-v4", "defaults"): 2000.0,
         ("trpo", "Hopper-v4", ""): 4000.0,
@@ -38,12 +39,16 @@ def folder(tmp_path):
     return tmp_path
 
 
+def by_task_of(table):
+    names, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
+
+
 def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
     output = folder / "pictures" / "recommended.png"
-    main(["--folder", str(folder), "--minutes", str(folder / "minutes.json"), "--output", str(output)])
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    names, _, *rows = lines
-    by_task = {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
+    tables = main(["--folder", str(folder), "--minutes", str(folder / "minutes.json"), "--output", str(output)])
+    assert capsys.readouterr().out == "\n\n".join(tables) + "\n"
+    by_task = by_task_of(tables[0])
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
     # neither the variant of ours nor the worse PPO counts; both PPOs are shown
     assert hopper["UATRPO"] == "3,020 ± 7"
@@ -57,18 +62,34 @@ def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
     assert output.stat().st_size > 10_000
 
 
+def test_controls_show_what_is_due_to_the_method(folder):
+    for seed in (3, 4):
+        (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
+        last.unlink()
+    _, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    by_task = by_task_of(table)
+    hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
+    assert hopper["TRPO, same settings"] == "2,510 ± 6 [3]"
+    assert hopper["difference to TRPO, same settings"] == "+510, p < 0.001"
+    assert hopper["difference to without Σ"] == "-6,000, p < 0.001"
+    assert (ant["without Σ"], ant["difference to without Σ"]) == ("–", "–")
+
+
 def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
     (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
     last.unlink()
     main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    (ant,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| Ant"))
+    table, _ = capsys.readouterr().out.split("\n\n")
+    (ant,) = (line for line in table.splitlines() if line.startswith("| Ant"))
     assert ant == "| Ant-v4 | 1,520 ± 7 | – | 1,515 ± 6 [4] | – | – | –, –, – |"
 
 
 def test_the_pages_show_the_committed_runs(tmp_path):
-    """The table of docs/results.md is the one that is printed now; the README's has its means."""
-    table = main(["--output", str(tmp_path / "picture.png")])
-    assert table in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    """The tables of docs/results.md are those printed now; the README's has the means of the first."""
+    table, controls = main(["--output", str(tmp_path / "picture.png")])
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert table in page
+    assert controls in page
     for row in table.splitlines()[2:]:
         task, *returns, _, _, minutes = (cell.strip() for cell in row.strip("|").split("|"))
         means = [re.sub(r" ± [\d,]+", "", cell) for cell in returns]
