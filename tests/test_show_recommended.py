@@ -85,16 +85,18 @@ def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys)
 
 
 def test_the_pages_show_the_committed_runs(tmp_path):
-    """The tables of docs/results.md are those printed now; the README's has the means of the first."""
+    """The tables of docs/results.md are those printed now; README and hyperparameters have the means of the first."""
     table, controls = main(["--output", str(tmp_path / "picture.png")])
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert table in page
     assert controls in page
+    hyperparameters = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo.yml").read_text(encoding="utf-8")
     for row in table.splitlines()[2:]:
         task, *returns, _, _, minutes = (cell.strip() for cell in row.strip("|").split("|"))
         means = [re.sub(r" ± [\d,]+", "", cell) for cell in returns]
         shown = " | ".join([task, *means, *minutes.split(", ")])
         assert f"| {shown} |" in (ROOT / "README.md").read_text(encoding="utf-8")
+        assert f"# {means[0]}\n{task}:" in hyperparameters
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
