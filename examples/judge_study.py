@@ -247,6 +247,9 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         for name, difference in STATISTICS.items():
             table = judge(samples, difference)
             judged[name][ours, theirs] = table
+            if difference is not difference_of_means:
+                # Welch's test is about means
+                table = table.drop(columns=["Welch's p", "Holm's p"])
             print(f"\n{ours} against {theirs}, {name} of the final returns")
             print(table.to_string(float_format=lambda value: f"{value:,.2f}" if abs(value) < 10 else f"{value:,.0f}"))
     for name, by_pair in judged.items():

@@ -32,8 +32,8 @@ class Step:
         self._acting, self._observations = acting, observations
         self._found: tuple[th.Tensor, th.Tensor] | None = None
         # what the policy saw and drew, whatever an environment or a callback writes into the arrays later
-        self.features = observations.reshape(len(observations), -1).astype(np.float32)
         with np.errstate(all="ignore"):
+            self.features = observations.reshape(len(observations), -1).astype(np.float32)
             self.outputs = acting.mlp.actor(self.features)
             self.actions: Any = acting.draw(self.outputs, stream)
 

@@ -1,11 +1,11 @@
 """The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import reduce
+from types import FunctionType
 from typing import Any
 
 import torch as th
@@ -24,6 +24,10 @@ from sb3_uatrpo.plain_mlp import StandardMLP
 
 #: What the graph of one step's head is taken to keep where it cannot be measured.
 UNKNOWN_BYTES = 2**16
+
+
+class UnsupportedNetworkError(ValueError):
+    """The update cannot differentiate the policy's network."""
 
 
 class Actor:
@@ -111,6 +115,7 @@ class Actor:
                 head = self._head_vector(rows_of(observations, part))
             heads.append(head.detach())
             if head.requires_grad:
+                _refuse_reentrant_checkpoints(head)
                 gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
                 used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=True)]
         self.params = tuple(param for param, known in zip(candidates, used, strict=True) if known)
@@ -272,6 +277,22 @@ class Actor:
             raise
 
 
+def _refuse_reentrant_checkpoints(head: th.Tensor) -> None:
+    """:raises UnsupportedNetworkError: if derivatives of h with respect to some parameters would be missing"""
+    seen, waiting = set(), [head.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if "CheckpointFunction" in node.name():
+            raise UnsupportedNetworkError(
+                "policy: torch.utils.checkpoint must have use_reentrant=False, since derivatives with respect to given "
+                "parameters do not reach those inside a reentrant checkpoint"
+            )
+        seen.add(node)
+        waiting += [function for function, _ in node.next_functions]
+
+
 @contextmanager
 def _uncompiled(policy: ActorCriticPolicy) -> Iterator[None]:
     """Modules that were compiled, in place or by ``torch.compile``, are what they were before."""
@@ -300,20 +321,17 @@ class _TwiceDifferentiableAttention(TorchFunctionMode):
     Attention by plain matrix products, in this thread only: torch's fused kernels can be differentiated only once.
     """
 
-    _attention_signature = inspect.signature(F.multi_head_attention_forward)
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attend(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            given = self._attention_signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            wanted = given.arguments["need_weights"]
-            # torch does not use a fused kernel when the weights are requested
-            given.arguments["need_weights"] = True
-            outputs, weights = func(*given.args, **given.kwargs)
-            return outputs, weights if wanted else None
+            # torch's own function, with another kernel; asking it for the weights would also avoid the fused one, but
+            # yields NaN where all keys are masked
+            exchanged = {**vars(F), "scaled_dot_product_attention": _attend}
+            own = FunctionType(func.__code__, exchanged, func.__name__, func.__defaults__, func.__closure__)
+            own.__kwdefaults__ = func.__kwdefaults__
+            return own(*args, **kwargs)
         return func(*args, **kwargs)
 
 

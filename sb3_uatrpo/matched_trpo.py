@@ -44,7 +44,7 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :param sub_sampling_factor: F̂ is estimated from one step, drawn at random, of each ``sub_sampling_factor``
         consecutive steps of the batch
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times ``target_kl``
-    :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
+    :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
     """
 
     target_kl: float

@@ -102,7 +102,8 @@ class StandardMLP:
         :return: what actor and critic start from, shape ``(n, i)``
         """
         array = np.asarray(observations)
-        return array.reshape(len(array), -1).astype(self.actor.layers[0].weight.dtype, copy=False)
+        with np.errstate(all="ignore"):
+            return array.reshape(len(array), -1).astype(self.actor.layers[0].weight.dtype, copy=False)
 
     def is_fast_with(self, size: int) -> bool:
         """
@@ -140,13 +141,14 @@ class StandardMLP:
         """
         places = {param: place for place, param in enumerate(params)}
         inputs = self.features(observations)
-        outputs = self.actor.outputs(inputs)
         layers = []
-        for i, (layer, y) in enumerate(zip(self.actor.layers, outputs, strict=True)):
-            weight, bias = (places.get(param) for param in self.actor_params[2 * i : 2 * i + 2])
-            slope = None if layer.activation is IDENTITY else th.from_numpy(layer.activation.slope(y))
-            layers.append(Layer(weight, bias, th.from_numpy(inputs), th.from_numpy(layer.weight), slope))
-            inputs = y
+        with np.errstate(all="ignore"):
+            outputs = self.actor.outputs(inputs)
+            for i, (layer, y) in enumerate(zip(self.actor.layers, outputs, strict=True)):
+                weight, bias = (places.get(param) for param in self.actor_params[2 * i : 2 * i + 2])
+                slope = None if layer.activation is IDENTITY else th.from_numpy(layer.activation.slope(y))
+                layers.append(Layer(weight, bias, th.from_numpy(inputs), th.from_numpy(layer.weight), slope))
+                inputs = y
         log_std = None if self.log_std is None else places.get(self.actor_params[-1])
         return self.head(outputs[-1]), tuple(layers), log_std
 

@@ -87,13 +87,21 @@ class CallbacksWithRolloutLocals(CallbackList):
 
     def __init__(self, callback: BaseCallback) -> None:
         super().__init__([callback])
-        self.model = callback.model
+        self.verbose = callback.verbose
 
     def __getattr__(self, name: str) -> Any:
         # only for what this object lacks; nothing can be asked before it has its callback, as while it is copied
         if name.startswith("__") or "callbacks" not in vars(self):
             raise AttributeError(name)
         return getattr(self.callbacks[0], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # a subclass's collect_rollouts may leave something at the callback
+        own = vars(self)
+        if "callbacks" in own and name not in own:
+            setattr(self.callbacks[0], name, value)
+        else:
+            super().__setattr__(name, value)
 
     def on_training_start(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         seen = RolloutLocals(locals_)

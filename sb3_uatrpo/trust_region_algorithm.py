@@ -1,6 +1,5 @@
 """The Stable-Baselines3 side of the trust region methods: arguments, the order of an update, and logging."""
 
-import copy
 import inspect
 import io
 import json
@@ -9,7 +8,7 @@ import pathlib
 import warnings
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -25,7 +24,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor, update_learning_rate
 from torch import nn
 
-from sb3_uatrpo.actor import Actor
+from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
 from sb3_uatrpo.arguments import Rule, check_bool, check_integer, check_rate, check_real
 from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_trajectories, rollout_batch
@@ -37,6 +36,8 @@ from sb3_uatrpo.rollouts import DeferredRollouts
 
 #: Keeps the random numbers of the subsample apart from those of Ω
 SUBSAMPLE = 1
+# At least one of them tells the files of this package from those of others, whatever was excluded from them
+_OWN_SETTINGS = frozenset({"adversarial_noise", "fast_rollouts", "line_search_kl_factor"})
 
 SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegionAlgorithm")
 
@@ -125,7 +126,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
     ) -> None:
         """The other arguments are those of ``OnPolicyAlgorithm`` and those that become attributes of the same name."""
         # the user's own dict, or RECOMMENDED's, stays as it is
-        arguments["policy_kwargs"] = copy.copy(arguments["policy_kwargs"])
+        if not isinstance(policy_kwargs := arguments["policy_kwargs"], Mapping | None):
+            raise ValueError(f"policy_kwargs must be a dict or None, but it is {policy_kwargs!r}")
+        arguments["policy_kwargs"] = None if policy_kwargs is None else dict(policy_kwargs)
         theirs = arguments.keys() & inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
         super().__init__(
             policy,
@@ -139,7 +142,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **{name: arguments.pop(name) for name in theirs},
         )
-        vars(self).update(arguments)
+        for name, value in arguments.items():
+            if not self._is_computed(name):
+                setattr(self, name, value)
         if _init_setup_model:
             self._setup_model()
 
@@ -202,7 +207,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         with _unchanged_buffers(self.policy), actor.differentiable_policy():
             try:
                 actor.find_params(observations, 2)
-            except (UnsupportedDistributionError, Warning):
+            except (UnsupportedDistributionError, UnsupportedNetworkError, Warning):
                 raise
             except Exception:
                 # the first update settles d
@@ -242,7 +247,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
             else:
                 file.close()
         if settings is not None and not (
-            "line_search_kl_factor" in settings and cls._has_sketch == ("sketch.pth" in names)
+            _OWN_SETTINGS & settings.keys() and cls._has_sketch == ("sketch.pth" in names)
         ):
             raise ValueError(f"path must be a file that {cls.__name__} saved, but another algorithm saved {path}")
 
@@ -250,12 +255,13 @@ class TrustRegionAlgorithm(DeferredRollouts):
         """
         Check the arguments, and make NumPy's numbers Python's.
 
-        :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
+        :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
         """
         for name, rule in self._RULES.items():
             # Stable-Baselines3 hides this one
             attribute = "_stats_window_size" if name == "stats_window_size" else name
-            vars(self)[attribute] = rule(name, vars(self)[attribute])
+            if not self._is_computed(attribute):
+                setattr(self, attribute, rule(name, getattr(self, attribute)))
 
         n_total = self.n_steps * self.n_envs
         if n_total < 2:
@@ -263,6 +269,12 @@ class TrustRegionAlgorithm(DeferredRollouts):
                 "n_steps * n_envs must be at least 2, since the covariance of the gradient needs two samples, "
                 f"but n_steps is {self.n_steps} and n_envs is {self.n_envs}"
             )
+
+    @classmethod
+    def _is_computed(cls, attribute: str) -> bool:
+        """Whether a subclass has made the attribute a property that cannot be set."""
+        known = getattr(cls, attribute, None)
+        return isinstance(known, property) and known.fset is None
 
     def _warn_of_truncated_minibatches(self) -> None:
         n_total = self.n_steps * self.n_envs

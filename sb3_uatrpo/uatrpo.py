@@ -117,7 +117,7 @@ class UATRPO(TrustRegionAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :raises ValueError: if an argument is out of range, of the wrong type, NaN or infinite
+    :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
     """
 
     _has_sketch = True

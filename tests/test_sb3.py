@@ -765,6 +765,37 @@ def test_a_file_of_another_algorithm_is_refused(cls, other, in_memory, tmp_path)
 
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_settings_may_be_left_out_of_a_file(cls, tmp_path):
+    """Those are the constructor's defaults after loading, as in Stable-Baselines3."""
+    model = small(cls, "MlpPolicy", "CartPole-v1", line_search_kl_factor=3.0, normalize_advantage=False)
+    model.save(tmp_path / "model", exclude=["line_search_kl_factor"])
+    loaded = cls.load(tmp_path / "model", device="cpu")
+    assert loaded.line_search_kl_factor == 1.5
+    assert loaded.normalize_advantage is False
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("name", ["gamma", "n_steps", "batch_size", "target_kl"])
+def test_a_subclass_may_make_a_setting_a_property(cls, name):
+    seen = []
+
+    def set_it(self, value):
+        seen.append(value)
+        vars(self)[f"_{name}"] = value
+
+    computed = type(cls.__name__, (cls,), {name: property(lambda self: vars(self)[f"_{name}"], set_it)})
+    plain = small(cls, "MlpPolicy", "CartPole-v1", target_kl=0.02)
+    assert getattr(small(computed, "MlpPolicy", "CartPole-v1", target_kl=0.02), name) == getattr(plain, name)
+    assert seen
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        small(computed, "MlpPolicy", "CartPole-v1", **{name: -1})
+
+    # one that cannot be set is the subclass's own business
+    half = type(cls.__name__, (cls,), {"target_kl": property(lambda self: 0.5 * self._current_progress_remaining)})
+    assert small(half, "MlpPolicy", "CartPole-v1").learn(64).target_kl < 0.5
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 def test_what_is_no_model_is_refused_as_sb3_does(cls, tmp_path):
     (tmp_path / "model.zip").write_text("nothing of the kind")
     with pytest.raises(ValueError, match="wasn't a zip-file"):

@@ -14,6 +14,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -22,8 +23,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.acting import ActingMLP
@@ -1096,6 +1099,58 @@ def test_a_network_that_cannot_be_differentiated_twice_is_refused(cls):
         make_model(cls, "box", policy_kwargs={"activation_fn": nn.Hardsigmoid})
 
 
+class ReentrantCheckpoint(FlattenExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.layer = nn.Linear(self.features_dim, self.features_dim)
+
+    def forward(self, observations):
+        given = super().forward(observations).requires_grad_()
+        return checkpoint(self.layer, given, use_reentrant=self.is_reentrant)
+
+    is_reentrant = True
+
+
+class Checkpoint(ReentrantCheckpoint):
+    is_reentrant = False
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_reentrant_checkpoint_is_refused(cls):
+    """Derivatives with respect to given parameters would not reach its own."""
+    with pytest.raises(ValueError, match=r"^policy: torch.utils.checkpoint must have use_reentrant=False"):
+        make_model(cls, "box", policy_kwargs={"features_extractor_class": ReentrantCheckpoint})
+    model = make_model(cls, "box", policy_kwargs={"features_extractor_class": Checkpoint})
+    before = model.policy.features_extractor.layer.weight.clone()
+    model.learn(model.n_steps)
+    assert not th.equal(model.policy.features_extractor.layer.weight, before)
+
+
+class SeesSomeTokens(FlattenExtractor):
+    """Attention of the first observation to those that are positive: sometimes to none."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.embed = nn.Linear(1, self.features_dim)
+        self.attention = nn.MultiheadAttention(self.features_dim, 1, batch_first=True)
+
+    def forward(self, observations):
+        tokens = self.embed(observations[:, :, None])
+        hidden = observations < 0
+        return self.attention(tokens[:, :1], tokens, tokens, key_padding_mask=hidden, need_weights=False)[0].squeeze(1)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_attention_may_see_nothing(cls):
+    model = make_model(cls, "box", policy_kwargs={"features_extractor_class": SeesSomeTokens})
+    before = model.policy.action_net.weight.clone()
+    model.learn(model.n_steps)
+    hidden = model.rollout_buffer.observations < 0
+    assert hidden.all(-1).any()
+    assert not hidden.all(-1).all()
+    assert not th.equal(model.policy.action_net.weight, before)
+
+
 # ----------------------------------------------------------------------------------------- the callback is the user's
 
 
@@ -1119,13 +1174,17 @@ class ReadsTheBudget(UATRPO):
         assert callback.budget == 3
         with pytest.raises(AttributeError, match="no attribute 'overdraft'"):
             _ = callback.overdraft
+        callback.spent = self.num_timesteps
+        assert callback.verbose == 2
         return super().collect_rollouts(env, callback, *args, **kwargs)
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_callbacks_find_themselves_in_their_locals(fast):
     model = make_model(ReadsTheBudget, "box", double=False, n_projections=8, fast_rollouts=fast)
-    model.learn(2 * model.n_steps, callback=HasABudget())
+    callback = HasABudget(verbose=2)
+    model.learn(2 * model.n_steps, callback=callback)
+    assert callback.spent == model.n_steps
     assert model.num_timesteps == 2 * model.n_steps
 
 
@@ -1203,3 +1262,24 @@ def test_settings_of_numpy_and_torch_change_nothing(action_space):
     finally:
         th.set_default_dtype(th.float32)
     np.testing.assert_array_equal(changed.rollout_buffer.actions, plain.rollout_buffer.actions)
+
+
+class Tiny(gym.ObservationWrapper):
+    """Observations in float64 that float32 cannot tell from zero, or only just."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+
+    def observation(self, observation):
+        return np.full(3, 1.0) * [1e-40, 1e-25, 1e-300]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_numbers_too_small_for_float32_raise_nothing(fast):
+    policy_kwargs = {"activation_fn": nn.Tanh}
+    env = DummyVecEnv([lambda: Tiny(gym.make("Pendulum-v1"))])
+    with np.errstate(all="raise"):
+        model = UATRPO(
+            "MlpPolicy", env, n_steps=50, n_projections=8, fast_rollouts=fast, policy_kwargs=policy_kwargs, device="cpu"
+        )
+        model.learn(100)
+    assert model.num_timesteps == 100

@@ -80,7 +80,7 @@ def cli() -> None:
 @click.option("--conf", "conf_files", multiple=True, help="Hyperparameter files: file, or algo:file for one algorithm.")
 @click.option("--eval-freq", type=AT_LEAST_0, help="Steps between evaluations, 0 for none; default 25000.")
 @click.option("--eval-episodes", "n_eval_episodes", type=AT_LEAST_1, help="Evaluation episodes; default 5.")
-@click.option("--jobs", type=AT_LEAST_1, help="Maximum number of concurrent runs; default: one per free core.")
+@click.option("--jobs", type=AT_LEAST_1, help="Maximum number of concurrent runs; default: one per core.")
 @click.option("--ray", "address", help="Run on a Ray cluster: its host:port, or auto.")
 @click.option("--retries", type=AT_LEAST_0, help="How often to restart a lost run; default 0, on Ray 3.")
 @click.option("--save-models", is_flag=True, help="Save trained models in FOLDER/models, for RL Zoo's enjoy.")

@@ -203,8 +203,9 @@ def run_study(
         unreadable = set() if retry_corrupted else {path.name for path, _ in corrupted}
         ended = [kept[spec] for spec in specs if spec in kept]
         missing = [spec for spec in specs if spec not in kept and spec.file_name not in unreadable]
+        repeated = {spec.file_name for spec in missing}
         for path, reason in corrupted:
-            say(f"skipped corrupted record {path}: {reason}")
+            say(f"{'repeating' if path.name in repeated else 'skipped'} corrupted record {path}: {reason}")
         if ended:
             say(f"{len(ended)} of {len(specs)} runs have a record already")
         if missing:

@@ -43,10 +43,13 @@ class StudyFolder:
         self.path = Path(path)
         self.records_path = self.path / "records"
         marker = self.path / MARKER
-        try:
-            # another driver may be writing its marker, to a file that begins with a dot
-            if create and not marker.exists() and not any(self.path.glob("[!.]*")):
+        # another driver may be writing its marker, to a file that begins with a dot
+        if create and not marker.exists() and not any(self.path.glob("[!.]*")):
+            try:
                 write_atomically(marker, (json.dumps({"format": FORMAT}) + "\n").encode())
+            except OSError as error:
+                raise StudyError(f"{self.path} cannot become the folder of a study: {error}") from error
+        try:
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StudyError(f"{self.path} is not the folder of a study (no readable {MARKER}): {error}") from error

@@ -521,7 +521,9 @@ def test_failures_corruption_and_changed_settings(tmp_path, finish, monkeypatch)
     assert f"skipped corrupted record {first}" in said
     assert f"skipped corrupted record {second}: 'format' is a required property" in said
     assert "0 done, 0 failed, 2 skipped" in said
-    assert "2 done, 0 failed, 0 skipped" in finish([*words, "--retry-corrupted"])
+    said = finish([*words, "--retry-corrupted"])
+    assert f"repeating corrupted record {first}" in said
+    assert "2 done, 0 failed, 0 skipped" in said
     assert list(records_of(tmp_path)) == [0, 1]
 
     # a changed setting is another run
@@ -803,7 +805,7 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path, finish):
     assert f"Is a directory: '{tmp_path / 'no lock' / '.lock'}'" in said
     (tmp_path / "file").touch()
     said = finish(["run", *PLAN, "--folder", str(tmp_path / "file" / "study")], code=2)
-    assert "is not the folder of a study (no readable study.json): [Errno 20] Not a directory" in said
+    assert "cannot become the folder of a study: [Errno 20] Not a directory" in said
     write_record(make_record(), make_folder(tmp_path / "study") / "records")
     said = finish(
         ["report", "--folder", str(tmp_path / "study"), "--output", str(tmp_path / "file" / "report")], code=2
