@@ -414,7 +414,13 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
             def evaluate(fraction: float) -> Evaluation:
                 move(fraction)
-                head = actor.heads(batch)
+                try:
+                    head = actor.heads(batch)
+                except ValueError as error:
+                    # torch refuses a distribution whose numbers have left the range of floats
+                    if "Expected parameter" not in str(error):
+                        raise
+                    return Evaluation(math.nan, math.nan)
                 ratio = th.exp(actor.head.log_prob(head, batch.actions) - old_log_prob)
                 return Evaluation((batch.advantages * ratio).mean().item(), actor.head.kl(old_head, head).mean().item())
 

@@ -22,6 +22,8 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
@@ -1149,6 +1151,20 @@ def test_attention_may_see_nothing(cls):
     assert hidden.all(-1).any()
     assert not hidden.all(-1).all()
     assert not th.equal(model.policy.action_net.weight, before)
+
+
+class BuildsItsDistribution(ActorCriticPolicy):
+    def _get_action_dist_from_latent(self, latent_pi):
+        return DiagGaussianDistribution(2).proba_distribution(self.action_net(latent_pi), self.log_std)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", BuildsItsDistribution])
+def test_a_trial_step_beyond_floats_is_rejected(policy):
+    model = make_model(UATRPO, "box", policy=policy, double=False, n_projections=8, trust_region_delta=1e12)
+    before = copy.deepcopy(model.policy.action_net.state_dict())
+    with pytest.warns(UserWarning, match="the KL divergence of the full step is not finite"):
+        model.learn(model.n_steps)
+    assert all(th.equal(value, before[name]) for name, value in model.policy.action_net.state_dict().items())
 
 
 # ----------------------------------------------------------------------------------------- the callback is the user's
