@@ -5,12 +5,14 @@ UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's se
 
 It prints a table with a row for each task: final returns, verdicts by the rule of docs/results.md, and the minutes that
 ``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival. Another
-table compares UATRPO with TRPO on the same code at the same settings, and with itself without the noise estimate. The
-picture shows the training returns over steps and over minutes.
+table has the last deterministic evaluations, which published figures are. A third compares UATRPO with TRPO on the same
+code at the same settings, and with itself without the noise estimate. The picture shows the training returns over steps
+and over minutes.
 """
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4"]
 OURS, RIVALS = "uatrpo", ("ppo", "trpo")
+NAMES = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
 # What is due to the method, and not to the settings?
 CONTROLS = {"trpo_matched (same settings)": "TRPO, same settings", "uatrpo (uncertainty_coef=0)": "without Σ"}
 
@@ -34,14 +37,19 @@ Groups = Mapping[tuple[str, str], pd.DataFrame]
 
 
 def labels_of(groups: Groups, task: str, algorithm: str) -> list[str]:
-    """:return: the labels of an algorithm and its variants, in descending order of their mean final return"""
+    """
+    :return: the labels of an algorithm and its variants, in descending order of their mean final return. Ours has no
+        variants.
+    """
+    if algorithm == OURS:
+        return [OURS]
     labels = [label for env_id, label in groups if env_id == task and label.partition(" (")[0] == algorithm]
     return sorted(labels, key=lambda label: -groups[task, label].final_return.mean())
 
 
 def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
-    """:return: the rival: the label with the highest mean final return; ``None`` without runs. Ours has no variants."""
-    return next(iter([OURS] if algorithm == OURS else labels_of(groups, task, algorithm)), None)
+    """:return: the rival: the label with the highest mean final return; ``None`` without runs"""
+    return next(iter(labels_of(groups, task, algorithm)), None)
 
 
 def judged_against(groups: Groups, others: Mapping[str, str | None], least: int = FEW) -> pd.DataFrame:
@@ -64,18 +72,19 @@ def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
     judged = {rival: judged_against(groups, {task: best_of(groups, task, rival) for task in TASKS}) for rival in RIVALS}
     rows = []
     for task in TASKS:
-        row = {"task": task, "UATRPO": returns_of(groups, task, OURS)}
-        for rival in RIVALS:
-            # all are shown, in the order of their means
-            known = labels_of(groups, task, rival)
-            row[rival.upper()] = "; ".join(returns_of(groups, task, label) for label in known) or "–"
+        row = {"task": task, **returns_on(groups, task, "final_return")}
         for rival in RIVALS:
             is_judged = task in judged[rival].index
-            row[f"against {rival.upper()}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
+            row[f"against {NAMES[rival]}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
         timed = [minutes.get((task, best_of(groups, task, name) or name)) for name in (OURS, *RIVALS)]
         row["minutes"] = ", ".join("–" if value is None else f"{value:.1f}" for value in timed)
         rows.append(row)
     return markdown(rows)
+
+
+def tabulate_evaluations(groups: Groups) -> str:
+    """The last deterministic evaluations of UATRPO and its rivals: a table in Markdown."""
+    return markdown([{"task": task, **returns_on(groups, task, "last_evaluation")} for task in TASKS])
 
 
 def tabulate_controls(groups: Groups) -> str:
@@ -95,10 +104,18 @@ def tabulate_controls(groups: Groups) -> str:
     return markdown(rows)
 
 
-def returns_of(groups: Groups, task: str, label: str) -> str:
-    if (task, label) not in groups:
+def returns_on(groups: Groups, task: str, column: str) -> dict[str, str]:
+    """:return: by algorithm, the returns of all its variants, in the order of their mean final returns"""
+    cells = {
+        name: [returns_of(groups, task, label, column) for label in labels_of(groups, task, algorithm)]
+        for algorithm, name in NAMES.items()
+    }
+    return {name: "; ".join(returns) or "–" for name, returns in cells.items()}
+
+
+def returns_of(groups: Groups, task: str, label: str, column: str = "final_return") -> str:
+    if (task, label) not in groups or (returns := groups[task, label][column].dropna()).empty:
         return "–"
-    returns = groups[task, label].final_return
     variant = label.partition(" ")[2]
     error = f" ± {standard_error(returns):,.0f}" if len(returns) > 1 else ""
     few = f" [{len(returns)}]" if len(returns) < FEW else ""
@@ -123,7 +140,6 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     """Training returns, mean and standard error over runs: above over steps, below over minutes."""
     tasks = [task for task in TASKS if (task, OURS) in groups]
     style = styles([OURS, *RIVALS])
-    names = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
     figure = Figure(figsize=(2.6 * len(tasks), 5.2), layout="constrained")
     axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
     for (above, below), task in zip(axes.T, tasks, strict=True):
@@ -134,19 +150,19 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
             per_million = minutes.get((task, labels[name] or name))
             if per_million is not None:
                 mean = np.nanmean(returns, axis=0)
-                below.plot(steps / 1e6 * per_million, mean, label=names[name], **style[name])
+                below.plot(steps / 1e6 * per_million, mean, label=NAMES[name], **style[name])
         above.set_title(task)
         below.set(xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
         below.set_xlim(left=0)
         for ax in (above, below):
             ax.grid(alpha=0.3)
-    handles = [axes[0, 0].plot([], [], **style[name], label=names[name])[0] for name in (OURS, *RIVALS)]
+    handles = [axes[0, 0].plot([], [], **style[name], label=NAMES[name])[0] for name in (OURS, *RIVALS)]
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
 
 
-def main(args: list[str] | None = None) -> tuple[str, str]:
-    """:return: the two tables"""
+def main(args: list[str] | None = None) -> tuple[str, str, str]:
+    """:return: the three tables"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
@@ -158,6 +174,10 @@ def main(args: list[str] | None = None) -> tuple[str, str]:
     except StudyError as error:
         parser.error(f"--folder: {error}")
     runs = runs[runs.final_return.notna() & (runs.variant == "")]
+    runs["last_evaluation"] = [
+        np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
+        for record in runs.record
+    ]
     groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
     if not any(label == OURS for _, label in groups):
         parser.error(f"--folder: there are no finished runs of {OURS}")
@@ -165,7 +185,7 @@ def main(args: list[str] | None = None) -> tuple[str, str]:
     if options.minutes.exists():
         times = pd.DataFrame(json.loads(options.minutes.read_text())["minutes"])
         minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
-    tables = tabulate(groups, minutes), tabulate_controls(groups)
+    tables = tabulate(groups, minutes), tabulate_evaluations(groups), tabulate_controls(groups)
     print(*tables, sep="\n\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     draw(groups, minutes).savefig(options.output, dpi=120)

@@ -62,11 +62,22 @@ def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
     assert output.stat().st_size > 10_000
 
 
+def test_last_evaluations_are_means_of_their_episodes(folder):
+    unevaluated = make_record("trpo", "Swimmer-v4", eval_freq=0)
+    write_record(unevaluated, folder / "records")
+    _, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    by_task = by_task_of(table)
+    # one above the final return, see make_record
+    expected = {"UATRPO": "3,021 ± 7", "PPO": "2,021 ± 7 (defaults); 821 ± 7", "TRPO": "4,021 ± 7"}
+    assert by_task["Hopper-v4"] == expected
+    assert by_task["Swimmer-v4"] == {"UATRPO": "–", "PPO": "–", "TRPO": "–"}
+
+
 def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
         (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
         last.unlink()
-    _, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
     assert hopper["TRPO, same settings"] == "2,510 ± 6 [3]"
@@ -79,19 +90,19 @@ def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys)
     (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
     last.unlink()
     main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    table, _ = capsys.readouterr().out.split("\n\n")
+    table, *_ = capsys.readouterr().out.split("\n\n")
     (ant,) = (line for line in table.splitlines() if line.startswith("| Ant"))
     assert ant == "| Ant-v4 | 1,520 ± 7 | – | 1,515 ± 6 [4] | – | – | –, –, – |"
 
 
 def test_the_pages_show_the_committed_runs(tmp_path):
     """The tables of docs/results.md are those printed now; README and hyperparameters have the means of the first."""
-    table, controls = main(["--output", str(tmp_path / "picture.png")])
+    tables = main(["--output", str(tmp_path / "picture.png")])
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert table in page
-    assert controls in page
+    for each in tables:
+        assert each in page
     hyperparameters = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo.yml").read_text(encoding="utf-8")
-    for row in table.splitlines()[2:]:
+    for row in tables[0].splitlines()[2:]:
         task, *returns, _, _, minutes = (cell.strip() for cell in row.strip("|").split("|"))
         means = [re.sub(r" ± [\d,]+", "", cell) for cell in returns]
         shown = " | ".join([task, *means, *minutes.split(", ")])
