@@ -3,11 +3,15 @@ UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's se
 
     python examples/show_recommended.py
 
-It prints a table with a row for each task: final returns, verdicts by the rule of docs/results.md, and the minutes that
-``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival. Another
-table has the last deterministic evaluations, which published figures are. A third compares UATRPO with TRPO on the same
-code at the same settings, and with itself without the noise estimate. The picture shows the training returns over steps
-and over minutes.
+It prints four tables with a row for each task:
+
+- final returns, verdicts by the rule of docs/results.md, and the minutes that ``benchmark_recommended.py`` measured.
+  Where there are several PPOs, the one with the highest mean is the rival.
+- the last deterministic evaluations, which published figures are
+- UATRPO beside TRPO on the same code with the same settings, and beside itself without the noise estimate
+- UATRPO on versions 4 and 5 of the task
+
+The picture shows the training returns over steps and over minutes.
 """
 
 import argparse
@@ -99,8 +103,17 @@ def tabulate_controls(groups: Groups) -> str:
         row |= {name: returns_of(groups, task, label).partition(" (")[0] for label, name in CONTROLS.items()}
         for label, name in CONTROLS.items():
             of_task = judged[label].loc[task] if task in judged[label].index else None
-            row[f"difference to {name}"] = "–" if of_task is None else difference_of(of_task)
+            row[f"difference from {name}"] = "–" if of_task is None else difference_of(of_task)
         rows.append(row)
+    return markdown(rows)
+
+
+def tabulate_versions(groups: Groups) -> str:
+    """UATRPO on version 4 and version 5 of each task: a table in Markdown."""
+    rows = []
+    for task in TASKS:
+        name, _, _ = task.rpartition("-")
+        rows.append({"task": name, **{f"version {n}": returns_of(groups, f"{name}-v{n}", OURS) for n in (4, 5)}})
     return markdown(rows)
 
 
@@ -161,8 +174,8 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     return figure
 
 
-def main(args: list[str] | None = None) -> tuple[str, str, str]:
-    """:return: the three tables"""
+def main(args: list[str] | None = None) -> tuple[str, ...]:
+    """:return: the four tables"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
@@ -185,7 +198,12 @@ def main(args: list[str] | None = None) -> tuple[str, str, str]:
     if options.minutes.exists():
         times = pd.DataFrame(json.loads(options.minutes.read_text())["minutes"])
         minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
-    tables = tabulate(groups, minutes), tabulate_evaluations(groups), tabulate_controls(groups)
+    tables = (
+        tabulate(groups, minutes),
+        tabulate_evaluations(groups),
+        tabulate_controls(groups),
+        tabulate_versions(groups),
+    )
     print(*tables, sep="\n\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     draw(groups, minutes).savefig(options.output, dpi=120)

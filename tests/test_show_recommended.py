@@ -65,7 +65,7 @@ def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
 def test_last_evaluations_are_means_of_their_episodes(folder):
     unevaluated = make_record("trpo", "Swimmer-v4", eval_freq=0)
     write_record(unevaluated, folder / "records")
-    _, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    _, table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     # one above the final return, see make_record
     expected = {"UATRPO": "3,021 ± 7", "PPO": "2,021 ± 7 (defaults); 821 ± 7", "TRPO": "4,021 ± 7"}
@@ -77,13 +77,21 @@ def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
         (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
         last.unlink()
-    *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    _, _, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
     assert hopper["TRPO, same settings"] == "2,510 ± 6 [3]"
-    assert hopper["difference to TRPO, same settings"] == "+510, p < 0.001"
-    assert hopper["difference to without Σ"] == "-6,000, p < 0.001"
-    assert (ant["without Σ"], ant["difference to without Σ"]) == ("–", "–")
+    assert hopper["difference from TRPO, same settings"] == "+510, p < 0.001"
+    assert hopper["difference from without Σ"] == "-6,000, p < 0.001"
+    assert (ant["without Σ"], ant["difference from without Σ"]) == ("–", "–")
+
+
+def test_versions_of_a_task_stand_side_by_side(folder):
+    write_record(make_record("uatrpo", "Hopper-v5", final=3100.0), folder / "records")
+    *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    by_task = by_task_of(table)
+    assert by_task["Hopper"] == {"version 4": "3,020 ± 7", "version 5": "3,100 [1]"}
+    assert by_task["Swimmer"] == {"version 4": "–", "version 5": "–"}
 
 
 def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
