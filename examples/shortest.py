@@ -20,8 +20,16 @@ def main(args: list[str] | None = None) -> UATRPO:
     # a second thread gains small networks little
     th.set_num_threads(1)
     # what is recommended for discrete actions
-    settings = {"gamma": 0.99, "shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"}
-    model = UATRPO("MlpPolicy", "CartPole-v1", **settings, verbose=1, device="cpu")
+    model = UATRPO(
+        "MlpPolicy",
+        "CartPole-v1",
+        gamma=0.99,
+        shrinkage=0.75,
+        target_kl=0.01,
+        step_length_samples="batch",
+        device="cpu",
+        verbose=1,
+    )
     model.learn(total_timesteps=options.n_timesteps)
 
     env = gym.make("CartPole-v1")
