@@ -116,6 +116,9 @@ def test_the_pages_show_the_committed_runs(tmp_path):
         shown = " | ".join([task, *means, *minutes.split(", ")])
         assert f"| {shown} |" in (ROOT / "README.md").read_text(encoding="utf-8")
         assert f"# {means[0]}\n{task}:" in hyperparameters
+    for row in tables[3].splitlines()[2:]:
+        task, _, last = (cell.strip() for cell in row.strip("|").split("|"))
+        assert f"# {last}\n{task}-v5:" in hyperparameters
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
