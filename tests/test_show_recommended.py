@@ -104,7 +104,7 @@ def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys)
 
 
 def test_the_pages_show_the_committed_runs(tmp_path):
-    """The tables of docs/results.md are those printed now; README and hyperparameters have the means of the first."""
+    """The tables of docs/results.md are those printed now; README and hyperparameters have their means."""
     tables = main(["--output", str(tmp_path / "picture.png")])
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for each in tables:
