@@ -109,6 +109,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         "line_search_kl_factor": partial(check_real, low=0.0),
         "n_critic_updates": partial(check_integer, low=0),
         "use_sde": check_bool,
+        "verbose": lambda name, value: check_integer(name, int(value) if isinstance(value, bool) else value, 0),
         "sde_sample_freq": partial(check_integer, low=-1),
         "fast_rollouts": check_bool,
         "stats_window_size": partial(check_integer, low=1),
@@ -137,7 +138,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
             ent_coef=0.0,
             vf_coef=0.0,
             max_grad_norm=0.0,
-            verbose=check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0),
+            verbose=self._RULES["verbose"]("verbose", verbose),
             _init_setup_model=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **{name: arguments.pop(name) for name in theirs},
@@ -156,17 +157,34 @@ class TrustRegionAlgorithm(DeferredRollouts):
         self._logged: set[str] = set()
         # load() has restored it by now, unless an earlier release saved the model
         if "subsample_generator" not in vars(self):
-            self.subsample_generator = np.random.default_rng(self._generator_seed(SUBSAMPLE))
+            self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
         self._check_policy()
         self._n_actor_params = self._count_actor_params()
 
-    def _generator_seed(self, *purpose: int) -> int:
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Seed everything random, as Stable-Baselines3 does, and the generators of the subsample and of Ω.
+
+        An Ω that has been drawn already stays.
+
+        :param seed: from 0 to 2³²-1; ``None`` changes nothing
+        """
+        super().set_random_seed(seed)
+        # The constructor and load() call this before there is a policy: load() keeps the generators of the file
+        if seed is not None and "policy" in vars(self):
+            self._seed_generators(seed)
+
+    def _seed_generators(self, seed: int) -> None:
+        self.subsample_generator = np.random.default_rng(self._generator_seed(seed, SUBSAMPLE))
+
+    @staticmethod
+    def _generator_seed(seed: int | None, *purpose: int) -> int:
         """63 bits that seed a generator of the algorithm's own. Each purpose gets others."""
-        if self.seed is None:
+        if seed is None:
             # a draw from the global generator, as for everything else without a seed
             return int(th.randint(2**63 - 1, ()))
         # not the seed itself: the generator would repeat the numbers that initialised the policy
-        return int(np.random.SeedSequence(self.seed, spawn_key=purpose).generate_state(1, np.uint64)[0]) >> 1
+        return int(np.random.SeedSequence(seed, spawn_key=purpose).generate_state(1, np.uint64)[0]) >> 1
 
     def _check_policy(self) -> None:
         """
@@ -257,6 +275,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
         """
+        # unlike the constructor, load() needs none: the file has this number
+        if not hasattr(self, "n_envs"):
+            raise ValueError("env must be an environment, or the name of a registered one, but it is None")
         for name, rule in self._RULES.items():
             # Stable-Baselines3 hides this one
             attribute = "_stats_window_size" if name == "stats_window_size" else name

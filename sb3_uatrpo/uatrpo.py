@@ -190,7 +190,7 @@ class UATRPO(TrustRegionAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        seed = self._generator_seed()
+        seed = self._generator_seed(self.seed)
         n_params = self._n_actor_params
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype, known=None)
@@ -200,6 +200,10 @@ class UATRPO(TrustRegionAlgorithm):
                 f"The sketch of {n_params} actor parameters and {n_projections} projections takes "
                 f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
             )
+
+    def _seed_generators(self, seed: int) -> None:
+        super()._seed_generators(seed)
+        self.sketch.generator.manual_seed(self._generator_seed(seed))
 
     def _projections_that_fit(self, n_params: int, dtype: th.dtype, known: int | None) -> int:
         """

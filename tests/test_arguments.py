@@ -137,6 +137,14 @@ def test_what_load_changes_is_checked_too(cls, tmp_path):
     cls("MlpPolicy", "CartPole-v1", n_steps=50).save(tmp_path / "model")
     with pytest.raises(ValueError, match="gamma must be"):
         cls.load(tmp_path / "model", gamma=2.0)
+    with pytest.raises(ValueError, match="verbose must be"):
+        cls.load(tmp_path / "model", verbose="loud")
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_a_model_without_an_environment_is_refused(cls):
+    with pytest.raises(ValueError, match=r"env must be an environment.*but it is None"):
+        cls("MlpPolicy", None)
 
 
 @pytest.mark.parametrize("cls", OWN)

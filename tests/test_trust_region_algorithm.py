@@ -194,6 +194,26 @@ def test_unseeded_models_follow_torchs_global_generator(cls):
 
 
 @BOTH
+def test_set_random_seed_makes_a_run_reproducible(cls):
+    """Stable-Baselines3's seeds everything random of its own algorithms."""
+    models = [small(cls, double=False, n_envs=2, seed=seed) for seed in (None, 1)]
+    models[1].policy.load_state_dict(models[0].policy.state_dict())
+    for model in models:
+        model.set_random_seed(5)
+        model.learn(200)
+    assert same(*map(state_of, models))
+    # as if they had been created with it
+    seeded = small(cls, double=False, n_envs=2, seed=5)
+    models[0].set_random_seed(5)
+    models[1].set_random_seed(None)
+    assert models[0].subsample_generator.bit_generator.state == seeded.subsample_generator.bit_generator.state
+    assert models[1].subsample_generator.bit_generator.state != seeded.subsample_generator.bit_generator.state
+    if cls is UATRPO:
+        generators = [model.sketch.generator.get_state() for model in (models[0], seeded)]
+        assert th.equal(*generators)
+
+
+@BOTH
 def test_training_goes_on_identically_after_save_and_load(cls, tmp_path):
     model = small(cls, double=False, n_envs=2).learn(200)
     model.save(tmp_path / "model")

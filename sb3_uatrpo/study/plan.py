@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sb3_uatrpo.study.record import RunSpec, StudyError, check_schema
+from sb3_uatrpo.study.record import RunSpec, StudyError, check_schema, refuse_unequal_lengths
 
 # What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
@@ -55,7 +55,8 @@ def plan(
     :param n_eval_episodes: episodes of each evaluation
     :param variants: for each name, as reports show it, and each algorithm: the hyperparameters that the variant changes
     :return: the specification of each run, seed after seed, so that a study that was cut short is balanced
-    :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, or a value is invalid
+    :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, a value is invalid, or
+        runs on one environment would have different numbers of steps
     """
     from rl_zoo3.utils import ALGOS
 
@@ -103,6 +104,10 @@ def plan(
             variant = ",".join(filter(None, [name, condition]))
             settings = {name: _setting(name, value, of) for name, value in varied.items()}
             kinds.append((algo, env_id, steps, variant, settings))
+    refuse_unequal_lengths(
+        ((env_id, algo, steps) for algo, env_id, steps, _, _ in kinds),
+        "give all runs one number (--n-timesteps), or each algorithm a study of its own",
+    )
     specs = [
         RunSpec(algo, env_id, seed, steps, variant, settings, eval_freq, n_eval_episodes)
         for seed in parse_seeds(seeds)

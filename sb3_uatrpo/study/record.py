@@ -9,6 +9,8 @@ import math
 import os
 import re
 import zlib
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +36,23 @@ LeftOut = list[tuple[Path, str]]
 
 class StudyError(Exception):
     """A request that cannot be met. The one-line message names what was given and what would be accepted."""
+
+
+def refuse_unequal_lengths(runs: Iterable[tuple[str, str, int]], remedy: str) -> None:
+    """
+    :param runs: environment, algorithm and number of steps of each run
+    :param remedy: what the user can do about it
+    :raises StudyError: if runs on one environment have different numbers of steps, since reports do not compare them
+    """
+    algorithms: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for env_id, algorithm, steps in runs:
+        algorithms[env_id][steps].add(algorithm)
+    for env_id, of in algorithms.items():
+        if len(of) > 1:
+            listed = " and ".join(f"{steps:,} ({', '.join(sorted(of[steps]))})" for steps in sorted(of))
+            raise StudyError(
+                f"reports do not compare runs of different length: on {env_id} they have {listed} steps; {remedy}"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError
+from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError, refuse_unequal_lengths
 from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
 
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
@@ -96,10 +96,10 @@ def _final_success(record: Record) -> float:
 
 def _refuse_unlike(runs: pd.DataFrame) -> None:
     """:raises StudyError: if runs differ that would be averaged, or compared although one had more steps"""
-    for env_id, steps in runs.groupby("environment").n_timesteps:
-        if steps.nunique() > 1:
-            listed = ", ".join(f"{n:,}" for n in sorted(steps.unique()))
-            raise StudyError(f"records of different settings: runs on {env_id} have {listed} steps")
+    refuse_unequal_lengths(
+        zip(runs.environment, runs.algorithm, runs.n_timesteps, strict=True),
+        "report on folders that have one length for each environment",
+    )
     for (env_id, variant, label), alike in runs.groupby(GROUP):
         specs = [record.spec for record in alike.record]
         settings = [spec.hyperparameters | {name: getattr(spec, name) for name in EVALUATION} for spec in specs]

@@ -192,12 +192,18 @@ def _save_model(model: BaseAlgorithm, manager: "ExperimentManager", folder: Path
     shutil.copytree(run, folder / manager.algo / run.name, ignore=ignored)
 
 
+def _success(info: dict[str, Any], unreported: Any) -> Any:
+    """``info["is_success"]`` as a number: tasks also report it as a flag, or as an array of one."""
+    is_success = info.get("is_success")
+    return unreported if is_success is None else float(np.mean(is_success))
+
+
 class _Evaluation(EvalCallback):
     """Also for episodes that do not all report their success, of which SB3's own could not write the lists."""
 
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
         if locals_["done"]:
-            self._is_success_buffer.append(locals_["info"].get("is_success", np.nan))
+            self._is_success_buffer.append(_success(locals_["info"], np.nan))
 
 
 class RunRecorder(BaseCallback):
@@ -219,8 +225,7 @@ class RunRecorder(BaseCallback):
     def _on_step(self) -> bool:
         for i, info in enumerate(self.locals.get("infos", ())):
             if "episode" in info:
-                is_success = info.get("is_success")
-                self.ends[i].append((self.num_timesteps, None if is_success is None else float(is_success)))
+                self.ends[i].append((self.num_timesteps, _success(info, None)))
         self.report(self.num_timesteps)
         return True
 

@@ -24,6 +24,7 @@ class Waiting(gym.Env):
         there is a file ``stay_`` with their process id
     :param reports_success: whether episodes report success, alternately that they succeeded and that they did not
     :param first_report: number of the first episode that does, from 1
+    :param in_arrays: whether it reports success in arrays of one element
     :param leaves_thread: whether to start a thread that never ends
     """
 
@@ -33,11 +34,12 @@ class Waiting(gym.Env):
         hold_from: int | None = None,
         reports_success: bool = False,
         first_report: int = 1,
+        in_arrays: bool = False,
         leaves_thread: bool = False,
         render_mode: str | None = None,
     ):
         self.folder, self.hold_from, self.reports_success = Path(folder), hold_from, reports_success
-        self.first_report = first_report
+        self.first_report, self.in_arrays = first_report, in_arrays
         self.episodes = 0
         if leaves_thread:
             threading.Thread(target=threading.Event().wait).start()
@@ -63,7 +65,8 @@ class Waiting(gym.Env):
         done = self.steps == 10
         self.episodes += done
         reports = done and self.reports_success and self.episodes >= self.first_report
-        info = {"is_success": self.episodes % 2 == 0} if reports else {}
+        is_success = self.episodes % 2 == 0
+        info = {"is_success": np.array([is_success]) if self.in_arrays else is_success} if reports else {}
         return self._observation(), float(action), done, False, info
 
     def _observation(self):

@@ -76,7 +76,7 @@ def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
         ["trpo", "ppo"],
         ["CartPole-v1"],
         [0],
-        params=["gamma:0.6", "ppo.gamma:0.7", "policy_kwargs:dict(activation_fn=nn.ReLU)"],
+        params=["gamma:0.6", "ppo.gamma:0.7", "ppo.n_timesteps:5e3", "policy_kwargs:dict(activation_fn=nn.ReLU)"],
         conf_files=[f"trpo:{file}"],
     )
     assert specs[0].n_timesteps == 5000
@@ -88,6 +88,16 @@ def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
     assert specs[1].hyperparameters["gamma"] == 0.7
     both = plan(["trpo", "ppo"], ["CartPole-v1"], [0], conf_files=[str(file)])
     assert [spec.hyperparameters["gamma"] for spec in both] == [0.5, 0.5]
+
+
+def test_runs_that_no_report_compares_are_refused():
+    message = r"on CartPole-v1 they have 100,000 \(ppo, trpo\) and 200,000 \(a2c\) steps.*--n-timesteps"
+    algos = ["ppo", "trpo", "a2c"]
+    with pytest.raises(StudyError, match=message):
+        plan(algos, ["CartPole-v1", "Pendulum-v1"], [0], params=["n_timesteps:1e5", "a2c.n_timesteps:2e5"])
+    assert {spec.n_timesteps for spec in plan(algos, ["CartPole-v1"], [0], 500)} == {500}
+    # environments may differ
+    assert {spec.n_timesteps for spec in plan(["trpo"], ["CartPole-v1", "HalfCheetah-v4"], [0])} == {100_000, 1_000_000}
 
 
 def test_settings_are_as_a_record_has_them():

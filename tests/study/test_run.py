@@ -257,8 +257,9 @@ def test_a_failing_run_is_recorded(tmp_path):
     assert record.episodes["returns"] == []
 
 
-def test_success_is_kept_where_the_task_reports_it(tmp_path):
-    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True}}"
+@pytest.mark.parametrize("in_arrays", [False, True])
+def test_success_is_kept_where_the_task_reports_it(in_arrays, tmp_path):
+    kwargs = f"env_kwargs:{{'folder': {str(tmp_path)!r}, 'reports_success': True, 'in_arrays': {in_arrays}}}"
     params = [*QUICK, kwargs, "n_envs:2"]
     (spec,) = plan(["uatrpo"], ["tests.study.tasks:Waiting-v0"], [0], 400, params, eval_freq=200, n_eval_episodes=3)
     record = run_one(spec)
