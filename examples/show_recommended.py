@@ -8,7 +8,8 @@ It prints four tables with a row for each task:
 - final returns, verdicts by the rule of docs/results.md, and the minutes that ``benchmark_recommended.py`` measured.
   Where there are several PPOs, the one with the highest mean is the rival.
 - the last deterministic evaluations, which published figures are
-- UATRPO beside TRPO on the same code with the same settings, and beside itself without the noise estimate
+- UATRPO beside TRPO on the same code with the same settings, and beside itself without the noise estimate. The median
+  KL ratio is the actual KL divergence of a proposed step over the estimated one, of UATRPO and of this TRPO.
 - UATRPO on versions 4 and 5 of the task
 
 The picture shows the training returns over steps and over minutes.
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import FEW, judge, markdown
+from judge_study import FEW, judge, markdown, of_updates
 from matplotlib.figure import Figure
 
 from sb3_uatrpo.study import StudyError, difference_of_means, read_records, standard_error
@@ -34,7 +35,10 @@ TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "
 OURS, RIVALS = "uatrpo", ("ppo", "trpo")
 NAMES = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
 # What is due to the method, and not to the settings?
-CONTROLS = {"trpo_matched (same settings)": "TRPO, same settings", "uatrpo (uncertainty_coef=0)": "without Σ"}
+MATCHED, WITHOUT_SIGMA = "trpo_matched (same settings)", "uatrpo (uncertainty_coef=0)"
+CONTROLS = {MATCHED: "TRPO, same settings", WITHOUT_SIGMA: "without Σ"}
+# The level of Welch's test
+SIGNIFICANT = 0.05
 
 # The runs of each task and label
 Groups = Mapping[tuple[str, str], pd.DataFrame]
@@ -104,6 +108,7 @@ def tabulate_controls(groups: Groups) -> str:
         for label, name in CONTROLS.items():
             of_task = judged[label].loc[task] if task in judged[label].index else None
             row[f"difference from {name}"] = "–" if of_task is None else difference_of(of_task)
+        row["median KL ratio"] = ", ".join(median_kl_ratio(groups, task, label) for label in (OURS, MATCHED))
         rows.append(row)
     return markdown(rows)
 
@@ -135,8 +140,14 @@ def returns_of(groups: Groups, task: str, label: str, column: str = "final_retur
     return " ".join(filter(None, [f"{returns.mean():,.0f}{error}{few}", variant]))
 
 
+def median_kl_ratio(groups: Groups, task: str, label: str) -> str:
+    return of_updates(groups[task, label], "kl_ratio", np.median, ".2f") if (task, label) in groups else "–"
+
+
 def verdict_of(row: pd.Series) -> str:
-    verdict = f"**{row.verdict}**" if row.verdict in ("better", "worse") else row.verdict
+    """In bold where Welch's test, which five runs suit better than the bootstrap, confirms the difference."""
+    confirmed = row.verdict in ("better", "worse") and row["Holm's p"] < SIGNIFICANT
+    verdict = f"**{row.verdict}**" if confirmed else row.verdict
     return f"{verdict}: {row.difference:+,.0f} ({row.low:,.0f} to {row.high:,.0f}), {p_of(row)}"
 
 

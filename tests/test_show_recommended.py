@@ -31,7 +31,8 @@ def folder(tmp_path):
     }
     for (algo, env_id, variant), final in finals.items():
         for seed in range(5):
-            record = make_record(algo, env_id, seed, final + 10 * seed, variant=variant)
+            kl_ratio = {"uatrpo": (1.0, 0.0), "trpo_matched": (1.8, 0.0)}.get(algo)
+            record = make_record(algo, env_id, seed, final + 10 * seed, variant=variant, kl_ratio=kl_ratio)
             write_record(record, tmp_path / "records")
     rows = [("uatrpo", "Hopper-v4", 5.0), ("uatrpo", "Hopper-v4", 7.0), ("ppo (defaults)", "Hopper-v4", 20.0)]
     minutes = [{"algorithm": algo, "task": task, "minutes": time} for algo, task, time in rows]
@@ -62,6 +63,17 @@ def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
     assert output.stat().st_size > 10_000
 
 
+def test_verdicts_that_the_test_of_the_means_does_not_confirm_are_not_bold(folder):
+    """Ours is always ahead, but the rival's runs are far apart."""
+    for seed, final in enumerate([2900.0, 2900.0, 2900.0, 2900.0, 500.0]):
+        write_record(make_record("ppo", "Swimmer-v4", seed, final), folder / "records")
+        write_record(make_record("uatrpo", "Swimmer-v4", seed, 3000.0 + seed), folder / "records")
+    table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    against = by_task_of(table)["Swimmer-v4"]["against PPO"]
+    assert against.startswith("better: +582 (")
+    assert float(against.rpartition(" = ")[2]) >= 0.05
+
+
 def test_last_evaluations_are_means_of_their_episodes(folder):
     unevaluated = make_record("trpo", "Swimmer-v4", eval_freq=0)
     write_record(unevaluated, folder / "records")
@@ -84,6 +96,7 @@ def test_controls_show_what_is_due_to_the_method(folder):
     assert hopper["difference from TRPO, same settings"] == "+510, p < 0.001"
     assert hopper["difference from without Σ"] == "-6,000, p < 0.001"
     assert (ant["without Σ"], ant["difference from without Σ"]) == ("–", "–")
+    assert (hopper["median KL ratio"], ant["median KL ratio"]) == ("1.00, 1.80", "1.00, –")
 
 
 def test_versions_of_a_task_stand_side_by_side(folder):
