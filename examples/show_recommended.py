@@ -191,6 +191,14 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
+    parser.add_argument(
+        "--instead",
+        nargs=2,
+        action="append",
+        metavar=("TASK", "RETURN"),
+        default=[],
+        help="in the tables, the final return of a repeated run in place of that of UATRPO's run with seed 0",
+    )
     options = parser.parse_args(args)
     records = [record for folder in options.folder for record in read_records(folder / "records")[0]]
     try:
@@ -202,6 +210,15 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
         for record in runs.record
     ]
+    for task, final_return in options.instead:
+        first = (runs.environment == task) & (runs.algorithm == OURS) & (runs.seed == 0)
+        try:
+            repeated = float(final_return)
+        except ValueError:
+            repeated = math.nan
+        if not (first.any() and math.isfinite(repeated)):
+            parser.error(f"--instead must have a task with a run of seed 0 and a number, but has {task} {final_return}")
+        runs.loc[first, "final_return"] = repeated
     groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
     if not any(label == OURS for _, label in groups):
         parser.error(f"--folder: there are no finished runs of {OURS}")
