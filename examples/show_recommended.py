@@ -35,8 +35,8 @@ TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "
 OURS, RIVALS = "uatrpo", ("ppo", "trpo")
 NAMES = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
 # What is due to the method, and not to the settings?
-MATCHED, WITHOUT_SIGMA = "trpo_matched (same settings)", "uatrpo (uncertainty_coef=0)"
-CONTROLS = {MATCHED: "TRPO, same settings", WITHOUT_SIGMA: "without Σ"}
+MATCHED = "trpo_matched (same settings)"
+CONTROLS = {MATCHED: "TRPO, same settings", "uatrpo (uncertainty_coef=0)": "without Σ"}
 # The level of Welch's test
 SIGNIFICANT = 0.05
 
