@@ -6,6 +6,12 @@ What did each lever of a search do?
 A row for each task and variant, over its runs: the final returns; the area under the learning curve, which is the mean
 training return over the whole run and less noisy than the end; the critic's explained variance and the policy's mean
 standard deviation in the last fifth of the updates; and the mean KL divergence of an update.
+
+    python examples/tabulate_search.py --folder docs/results/search --rivals docs/results/rivals \\
+        --env HalfCheetah-v4 Walker2d-v4 Ant-v4
+
+ranks the settings that have four runs on each of these tasks by the search's objective instead: the mean over tasks of
+the final return, divided by the mean final return of the best rival; and in the same way for the area.
 """
 
 import argparse
@@ -15,8 +21,13 @@ import numpy as np
 import pandas as pd
 from judge_study import markdown
 
-from sb3_uatrpo.study import StudyError, read_records
+from sb3_uatrpo.study import StudyError, read_records, standard_error
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
+
+# Runs of a setting on each task before it is ranked
+LEAST = 4
+# The tasks on which the search tried all of its levers
+TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
 
 
 def of_last_updates(runs: pd.DataFrame, key: str, share: float) -> str:
@@ -27,35 +38,91 @@ def of_last_updates(runs: pd.DataFrame, key: str, share: float) -> str:
     return f"{known.mean():.2g}" if len(known) else "–"
 
 
+def areas_of(runs: pd.DataFrame) -> np.ndarray:
+    """Area under each run's learning curve: its mean training return (``n_runs``)."""
+    return np.nanmean(learning_curves(runs)[1], axis=1)
+
+
+def name_of(label: str) -> str:
+    return label.removeprefix("uatrpo").strip(" ()") or "base"
+
+
+def finished_runs(folder: Path) -> pd.DataFrame:
+    """
+    :raises StudyError: if the folder has no finished runs, or records that cannot be read
+    """
+    runs = tabulate_runs(read_records(folder / "records")[0])
+    runs = runs[runs.final_return.notna()]
+    if runs.empty:
+        raise StudyError(f"there are no finished runs in {folder / 'records'}")
+    return runs
+
+
+def tabulate_settings(runs: pd.DataFrame) -> str:
+    """Each setting on each task, the largest area first: a table in Markdown."""
+    rows = []
+    for (task, label), group in runs.groupby(["environment", "algorithm"]):
+        area = areas_of(group).mean()
+        row = {
+            "task": task,
+            "setting": name_of(label),
+            "runs": len(group),
+            "final return": f"{group.final_return.mean():,.0f}",
+            "of each run": ", ".join(f"{value:,.0f}" for value in group.final_return),
+            "area": f"{area:,.0f}",
+            "explained variance": of_last_updates(group, "explained_variance", 0.2),
+            "std": of_last_updates(group, "std", 0.2),
+            "KL": of_last_updates(group, "kl_divergence_loss", 1.0),
+        }
+        rows.append((task, -area, row))
+    return markdown([row for *_, row in sorted(rows, key=lambda of: of[:2])])
+
+
+def tabulate_objective(runs: pd.DataFrame, rivals: pd.DataFrame, tasks: list[str]) -> str:
+    """
+    The settings with enough runs on all tasks, the highest objective first: a table in Markdown. A cell has the mean
+    final return with its standard error, and the area.
+    """
+    best = rivals.groupby(["environment", "algorithm"]).final_return.mean().groupby("environment").max()
+    rows = []
+    for label, of_setting in runs[runs.environment.isin(tasks)].groupby("algorithm"):
+        of_tasks = {task: of_setting[of_setting.environment == task] for task in tasks}
+        if min(map(len, of_tasks.values())) < LEAST:
+            continue
+        areas = {task: areas_of(group).mean() for task, group in of_tasks.items()}
+        row = {"setting": name_of(label)}
+        for task, group in of_tasks.items():
+            returns = group.final_return
+            row[task] = f"{returns.mean():,.0f} ± {standard_error(returns):,.0f}; {areas[task]:,.0f}"
+        objective = np.mean([group.final_return.mean() / best[task] for task, group in of_tasks.items()])
+        row["objective"] = f"{objective:.3f}"
+        row["by area"] = f"{np.mean([areas[task] / best[task] for task in tasks]):.3f}"
+        rows.append((-objective, row))
+    return markdown([row for _, row in sorted(rows, key=lambda of: of[0])]) if rows else ""
+
+
 def main(args: list[str] | None = None) -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("docs/results/search"))
+    parser.add_argument("--rivals", type=Path, help="the folder of the rivals' runs; ranks settings by the objective")
+    parser.add_argument("--env", nargs="+", default=TASKS, help="the tasks to rank by")
     options = parser.parse_args(args)
     try:
-        runs = tabulate_runs(read_records(options.folder / "records")[0])
+        runs = finished_runs(options.folder)
     except StudyError as error:
         parser.error(f"--folder: {error}")
-    runs = runs[runs.final_return.notna()]
-    if runs.empty:
-        parser.error(f"--folder: there are no finished runs in {options.folder / 'records'}")
-    rows = []
-    for (task, label), group in runs.groupby(["environment", "algorithm"]):
-        areas = np.nanmean(learning_curves(group)[1], axis=1)
-        rows.append(
-            {
-                "task": task,
-                "setting": label.removeprefix("uatrpo").strip(" ()") or "base",
-                "runs": len(group),
-                "final return": f"{group.final_return.mean():,.0f}",
-                "of each run": ", ".join(f"{value:,.0f}" for value in group.final_return),
-                "area": f"{areas.mean():,.0f}",
-                "explained variance": of_last_updates(group, "explained_variance", 0.2),
-                "std": of_last_updates(group, "std", 0.2),
-                "KL": of_last_updates(group, "kl_divergence_loss", 1.0),
-            }
-        )
-    rows.sort(key=lambda row: (row["task"], -float(row["area"].replace(",", ""))))
-    table = markdown(rows)
+    if options.rivals is None:
+        table = tabulate_settings(runs)
+    else:
+        try:
+            rivals = finished_runs(options.rivals)
+        except StudyError as error:
+            parser.error(f"--rivals: {error}")
+        if missing := sorted(set(options.env) - set(rivals.environment)):
+            parser.error(f"--env: no rival has runs on {', '.join(missing)}")
+        table = tabulate_objective(runs, rivals, options.env)
+        if not table:
+            parser.error(f"--env: no setting has {LEAST} runs on each of {', '.join(options.env)}")
     print(table)
     return table
 
