@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from tabulate_search import main
 
 from sb3_uatrpo.study import write_record
 from tests.study.synthetic import make_record
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_each_setting_has_a_row_the_best_area_first(tmp_path, capsys):
