@@ -86,3 +86,5 @@ def test_the_pages_show_the_committed_runs():
     page = (results / "search" / "README.md").read_text(encoding="utf-8")
     for folder in (results / "search", results / "search" / "million"):
         assert main(["--folder", str(folder)]) in page
+    objective = main(["--folder", str(results / "search"), "--rivals", str(results / "rivals")])
+    assert objective in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
