@@ -1,5 +1,6 @@
 """The table of a search, on runs whose results are plain."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -84,7 +85,15 @@ def test_the_pages_show_the_committed_runs():
     """The tables of the pages are those printed now."""
     results = ROOT / "docs" / "results"
     page = (results / "search" / "README.md").read_text(encoding="utf-8")
-    for folder in (results / "search", results / "search" / "million"):
-        assert main(["--folder", str(folder)]) in page
+    million, settings = (main(["--folder", str(results / "search" / folder)]) for folder in ("million", ""))
+    assert million in page
+    assert settings in page
     objective = main(["--folder", str(results / "search"), "--rivals", str(results / "rivals")])
-    assert objective in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    overview = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert objective in overview
+    # a cell of its other tables is "final return; area", with the number of runs where it is below four
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in settings.splitlines()[2:]]
+    printed = {f"{row[3]}; {row[5]}" + (f" [{row[2]}]" if row[2] != "4" else "") for row in rows}
+    shown = re.findall(r"\| (−?[\d,]+; −?[\d,]+(?: \[\d\])?)(?= \|)", overview)
+    assert len(shown) > 30
+    assert {cell.replace("−", "-") for cell in shown} <= printed
