@@ -5,7 +5,8 @@ What did each lever of a search do?
 
 A row for each task and variant, over its runs: the final returns; the area under the learning curve, which is the mean
 training return over the whole run and less noisy than the end; the critic's explained variance and the policy's mean
-standard deviation in the last fifth of the updates; and the mean KL divergence of an update.
+standard deviation in the last fifth of the updates; and the mean KL divergence of an update. Returns and areas are
+means with their standard errors.
 
     python examples/tabulate_search.py --folder docs/results/search --rivals docs/results/rivals \\
         --env HalfCheetah-v4 Walker2d-v4 Ant-v4
@@ -47,6 +48,11 @@ def name_of(label: str) -> str:
     return label.removeprefix("uatrpo").strip(" ()") or "base"
 
 
+def mean_of(values: pd.Series | np.ndarray) -> str:
+    """Mean over runs, with its standard error if there are several."""
+    return f"{np.mean(values):,.0f}" + (f" ± {standard_error(values):,.0f}" if len(values) > 1 else "")
+
+
 def finished_runs(folder: Path) -> pd.DataFrame:
     """
     :raises StudyError: if the folder has no finished runs, or records that cannot be read
@@ -62,19 +68,19 @@ def tabulate_settings(runs: pd.DataFrame) -> str:
     """Each setting on each task, the largest area first: a table in Markdown."""
     rows = []
     for (task, label), group in runs.groupby(["environment", "algorithm"]):
-        area = areas_of(group).mean()
+        areas = areas_of(group)
         row = {
             "task": task,
             "setting": name_of(label),
             "runs": len(group),
-            "final return": f"{group.final_return.mean():,.0f}",
+            "final return": mean_of(group.final_return),
             "of each run": ", ".join(f"{value:,.0f}" for value in group.final_return),
-            "area": f"{area:,.0f}",
+            "area": mean_of(areas),
             "explained variance": of_last_updates(group, "explained_variance", 0.2),
             "std": of_last_updates(group, "std", 0.2),
             "KL": of_last_updates(group, "kl_divergence_loss", 1.0),
         }
-        rows.append((task, -area, row))
+        rows.append((task, -areas.mean(), row))
     return markdown([row for *_, row in sorted(rows, key=lambda of: of[:2])])
 
 
@@ -91,9 +97,7 @@ def tabulate_objective(runs: pd.DataFrame, rivals: pd.DataFrame, tasks: list[str
             continue
         areas = {task: areas_of(group).mean() for task, group in of_tasks.items()}
         row = {"setting": name_of(label)}
-        for task, group in of_tasks.items():
-            returns = group.final_return
-            row[task] = f"{returns.mean():,.0f} ± {standard_error(returns):,.0f}; {areas[task]:,.0f}"
+        row |= {task: f"{mean_of(group.final_return)}; {areas[task]:,.0f}" for task, group in of_tasks.items()}
         objective = np.mean([group.final_return.mean() / best[task] for task, group in of_tasks.items()])
         row["objective"] = f"{objective:.3f}"
         row["by area"] = f"{np.mean([areas[task] / best[task] for task in tasks]):.3f}"

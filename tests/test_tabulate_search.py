@@ -26,8 +26,20 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path, capsys):
     assert best["of each run"] == "2,100, 2,101"
     assert best["runs"] == "2"
     # it rises linearly over four fifths of the run; each point is the mean over the tenth of the run before it
-    assert 0.5 * 2100 < float(best["area"].replace(",", "")) < 0.62 * 2100
+    area, _, error = best["area"].partition(" ± ")
+    assert 0.5 * 2100 < float(area.replace(",", "")) < 0.62 * 2100
+    assert error == "0"
     assert best["explained variance"] == "–"
+
+
+def test_means_have_standard_errors_where_there_are_several_runs(tmp_path, capsys):
+    write_runs(tmp_path, "four runs", {"Hopper-v4": 1000})
+    write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
+    main(["--folder", str(tmp_path)])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    returns = {row[1]: row[3] for row in rows[2:]}
+    # the standard error of -15, -5, 5 and 15 is 6.45
+    assert returns == {"four runs": "1,000 ± 6", "one run": "985"}
 
 
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
@@ -92,7 +104,7 @@ def test_the_pages_show_the_committed_runs():
     overview = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert objective in overview
     # a cell of its other tables is "final return; area", with the number of runs where it is below four
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in settings.splitlines()[2:]]
+    rows = [re.split(r" *\| *", re.sub(" ± [0-9,]+", "", line).strip("| ")) for line in settings.splitlines()[2:]]
     printed = {f"{row[3]}; {row[5]}" + (f" [{row[2]}]" if row[2] != "4" else "") for row in rows}
     shown = re.findall(r"\| (−?[\d,]+; −?[\d,]+(?: \[\d\])?)(?= \|)", overview)
     assert len(shown) > 30
