@@ -9,10 +9,10 @@ standard deviation in the last fifth of the updates; and the mean KL divergence 
 means with their standard errors.
 
     python examples/tabulate_search.py --folder docs/results/search --rivals docs/results/rivals \\
-        --env HalfCheetah-v4 Walker2d-v4 Ant-v4
+        --env HalfCheetah-v4 Walker2d-v4 Ant-v4 --seeds 100 101 102 103
 
-ranks the settings that have four runs on each of these tasks by the search's objective instead: the mean over tasks of
-the final return, divided by the mean final return of the best rival; and in the same way for the area.
+ranks the settings that have runs with all of these seeds on all of these tasks instead, by their final return in terms
+of the best rival's (the objective), and says how large their area is in the same terms.
 """
 
 import argparse
@@ -25,10 +25,9 @@ from judge_study import markdown
 from sb3_uatrpo.study import StudyError, read_records, standard_error
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 
-# Runs of a setting on each task before it is ranked
-LEAST = 4
-# The tasks on which the search tried all of its levers
+# The tasks on which the main candidates were compared, and their seeds
 TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
+SEEDS = [100, 101, 102, 103]
 
 
 def of_last_updates(runs: pd.DataFrame, key: str, share: float) -> str:
@@ -84,24 +83,34 @@ def tabulate_settings(runs: pd.DataFrame) -> str:
     return markdown([row for *_, row in sorted(rows, key=lambda of: of[:2])])
 
 
-def tabulate_objective(runs: pd.DataFrame, rivals: pd.DataFrame, tasks: list[str]) -> str:
+def mean_over_tasks(values: list[np.ndarray]) -> str:
+    """Mean over tasks of the mean over each one's runs, with its standard error if there are several runs."""
+    mean = np.mean([np.mean(of_task) for of_task in values])
+    error = np.sqrt(np.sum(np.square([standard_error(of_task) for of_task in values]))) / len(values)
+    return f"{mean:.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else "")
+
+
+def tabulate_objective(runs: pd.DataFrame, rivals: pd.DataFrame, tasks: list[str], seeds: list[int]) -> str:
     """
-    The settings with enough runs on all tasks, the highest objective first: a table in Markdown. A cell has the mean
-    final return with its standard error, and the area.
+    The settings with runs of all seeds on all tasks, the highest objective first: a table in Markdown. A cell has the
+    mean final return with its standard error, and the area.
+
+    With the mean final return b of a task's best rival, the objective is the mean over tasks of final return / b, and
+    "by area" is the mean of area / b.
     """
     best = rivals.groupby(["environment", "algorithm"]).final_return.mean().groupby("environment").max()
+    runs = runs[runs.environment.isin(tasks) & runs.seed.isin(seeds)]
     rows = []
-    for label, of_setting in runs[runs.environment.isin(tasks)].groupby("algorithm"):
+    for label, of_setting in runs.groupby("algorithm"):
         of_tasks = {task: of_setting[of_setting.environment == task] for task in tasks}
-        if min(map(len, of_tasks.values())) < LEAST:
+        if any(set(group.seed) != set(seeds) for group in of_tasks.values()):
             continue
-        areas = {task: areas_of(group).mean() for task, group in of_tasks.items()}
+        areas = {task: areas_of(group) for task, group in of_tasks.items()}
         row = {"setting": name_of(label)}
-        row |= {task: f"{mean_of(group.final_return)}; {areas[task]:,.0f}" for task, group in of_tasks.items()}
-        objective = np.mean([group.final_return.mean() / best[task] for task, group in of_tasks.items()])
-        row["objective"] = f"{objective:.3f}"
-        row["by area"] = f"{np.mean([areas[task] / best[task] for task in tasks]):.3f}"
-        rows.append((-objective, row))
+        row |= {task: f"{mean_of(group.final_return)}; {areas[task].mean():,.0f}" for task, group in of_tasks.items()}
+        row["objective"] = mean_over_tasks([group.final_return / best[task] for task, group in of_tasks.items()])
+        row["by area"] = mean_over_tasks([areas[task] / best[task] for task in tasks])
+        rows.append((-float(row["objective"].split()[0]), row))
     return markdown([row for _, row in sorted(rows, key=lambda of: of[0])]) if rows else ""
 
 
@@ -110,6 +119,7 @@ def main(args: list[str] | None = None) -> str:
     parser.add_argument("--folder", type=Path, default=Path("docs/results/search"))
     parser.add_argument("--rivals", type=Path, help="the folder of the rivals' runs; ranks settings by the objective")
     parser.add_argument("--env", nargs="+", default=TASKS, help="the tasks to rank by")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="the seeds to rank by")
     options = parser.parse_args(args)
     try:
         runs = finished_runs(options.folder)
@@ -124,9 +134,10 @@ def main(args: list[str] | None = None) -> str:
             parser.error(f"--rivals: {error}")
         if missing := sorted(set(options.env) - set(rivals.environment)):
             parser.error(f"--env: no rival has runs on {', '.join(missing)}")
-        table = tabulate_objective(runs, rivals, options.env)
+        table = tabulate_objective(runs, rivals, options.env, options.seeds)
         if not table:
-            parser.error(f"--env: no setting has {LEAST} runs on each of {', '.join(options.env)}")
+            seeds, tasks = ", ".join(map(str, options.seeds)), ", ".join(options.env)
+            parser.error(f"--env, --seeds: no setting has runs of {seeds} on each of {tasks}")
     print(table)
     return table
 

@@ -56,7 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Hopper": {"gamma": 0.995, "gae_lambda": 0.97, "policy_kwargs": {"log_std_init": 0}},
     "Walker2d": {"gamma": 0.995, "gae_lambda": 0.97},
     "Swimmer": {"gamma": 0.9999, "gae_lambda": 0.99, "policy_kwargs": {"log_std_init": 0}},
-    "Ant": {"policy_kwargs": {"log_std_init": -2}},
+    "Ant": {"gae_lambda": 0.9, "policy_kwargs": {"log_std_init": -2}},
 }
 
 
