@@ -3,7 +3,7 @@ UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's se
 
     python examples/show_recommended.py
 
-It prints four tables with a row for each task:
+It prints four tables with a row for each task that has runs of UATRPO:
 
 - final returns, verdicts by the rule of docs/results.md, and the minutes that ``benchmark_recommended.py`` measured.
   Where there are several PPOs, the one with the highest mean is the rival.
@@ -44,6 +44,10 @@ SIGNIFICANT = 0.05
 Groups = Mapping[tuple[str, str], pd.DataFrame]
 
 
+def tasks_of(groups: Groups) -> list[str]:
+    return [task for task in TASKS if (task, OURS) in groups]
+
+
 def labels_of(groups: Groups, task: str, algorithm: str) -> list[str]:
     """
     :return: the labels of an algorithm and its variants, in descending order of their mean final return. Ours has no
@@ -79,7 +83,7 @@ def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
     """UATRPO beside its rivals: a table in Markdown."""
     judged = {rival: judged_against(groups, {task: best_of(groups, task, rival) for task in TASKS}) for rival in RIVALS}
     rows = []
-    for task in TASKS:
+    for task in tasks_of(groups):
         row = {"task": task, **returns_on(groups, task, "final_return")}
         for rival in RIVALS:
             is_judged = task in judged[rival].index
@@ -92,7 +96,7 @@ def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
 
 def tabulate_evaluations(groups: Groups) -> str:
     """The last deterministic evaluations of UATRPO and its rivals: a table in Markdown."""
-    return markdown([{"task": task, **returns_on(groups, task, "last_evaluation")} for task in TASKS])
+    return markdown([{"task": task, **returns_on(groups, task, "last_evaluation")} for task in tasks_of(groups)])
 
 
 def tabulate_controls(groups: Groups) -> str:
@@ -102,7 +106,7 @@ def tabulate_controls(groups: Groups) -> str:
     """
     judged = {label: judged_against(groups, dict.fromkeys(TASKS, label), least=2) for label in CONTROLS}
     rows = []
-    for task in TASKS:
+    for task in tasks_of(groups):
         row = {"task": task, "UATRPO": returns_of(groups, task, OURS)}
         row |= {name: returns_of(groups, task, label).partition(" (")[0] for label, name in CONTROLS.items()}
         for label, name in CONTROLS.items():
@@ -116,7 +120,7 @@ def tabulate_controls(groups: Groups) -> str:
 def tabulate_versions(groups: Groups) -> str:
     """UATRPO on version 4 and version 5 of each task: a table in Markdown."""
     rows = []
-    for task in TASKS:
+    for task in tasks_of(groups):
         name, _, _ = task.rpartition("-")
         rows.append({"task": name, **{f"version {n}": returns_of(groups, f"{name}-v{n}", OURS) for n in (4, 5)}})
     return markdown(rows)
@@ -162,7 +166,7 @@ def p_of(row: pd.Series) -> str:
 
 def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     """Training returns, mean and standard error over runs: above over steps, below over minutes."""
-    tasks = [task for task in TASKS if (task, OURS) in groups]
+    tasks = tasks_of(groups)
     style = styles([OURS, *RIVALS])
     figure = Figure(figsize=(2.6 * len(tasks), 5.2), layout="constrained")
     axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
