@@ -168,7 +168,8 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     """Training returns, mean and standard error over runs: above over steps, below over minutes."""
     tasks = tasks_of(groups)
     style = styles([OURS, *RIVALS])
-    figure = Figure(figsize=(2.6 * len(tasks), 5.2), layout="constrained")
+    # as wide as the legend at least
+    figure = Figure(figsize=(max(2.6 * len(tasks), 4.4), 5.2), layout="constrained")
     axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
     for (above, below), task in zip(axes.T, tasks, strict=True):
         labels = {name: best_of(groups, task, name) for name in (OURS, *RIVALS)}
