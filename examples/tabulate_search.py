@@ -108,9 +108,10 @@ def tabulate_objective(runs: pd.DataFrame, rivals: pd.DataFrame, tasks: list[str
         areas = {task: areas_of(group) for task, group in of_tasks.items()}
         row = {"setting": name_of(label)}
         row |= {task: f"{mean_of(group.final_return)}; {areas[task].mean():,.0f}" for task, group in of_tasks.items()}
-        row["objective"] = mean_over_tasks([group.final_return / best[task] for task, group in of_tasks.items()])
+        relative = [group.final_return / best[task] for task, group in of_tasks.items()]
+        row["objective"] = mean_over_tasks(relative)
         row["by area"] = mean_over_tasks([areas[task] / best[task] for task in tasks])
-        rows.append((-float(row["objective"].split()[0]), row))
+        rows.append((-np.mean([returns.mean() for returns in relative]), row))
     return markdown([row for _, row in sorted(rows, key=lambda of: of[0])]) if rows else ""
 
 
