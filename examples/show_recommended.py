@@ -13,6 +13,10 @@ It prints four tables with a row for each task that has runs of UATRPO:
 - UATRPO on versions 4 and 5 of the task
 
 The picture shows the training returns over steps and over minutes.
+
+    python examples/show_recommended.py --newer docs/results/ant --output docs/results/recommended/newest.png
+
+has the tasks of that folder from there, and only the others from the first study: what the README shows.
 """
 
 import argparse
@@ -194,6 +198,7 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     """:return: the four tables"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
+    parser.add_argument("--newer", type=Path, nargs="+", default=[], help="their tasks replace those of --folder")
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
     parser.add_argument(
@@ -205,7 +210,14 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         help="in the tables, the final return of a repeated run in place of that of UATRPO's run with seed 0",
     )
     options = parser.parse_args(args)
-    records = [record for folder in options.folder for record in read_records(folder / "records")[0]]
+    records, newer = (
+        [record for folder in folders for record in read_records(folder / "records")[0]]
+        for folders in (options.folder, options.newer)
+    )
+    if options.newer and not newer:
+        parser.error(f"--newer: there are no records in {', '.join(map(str, options.newer))}")
+    replaced = {record.spec.env_id for record in newer}
+    records = [record for record in records if record.spec.env_id not in replaced] + newer
     try:
         runs = tabulate_runs(records)
     except StudyError as error:

@@ -123,6 +123,22 @@ def test_versions_of_a_task_stand_side_by_side(folder):
     assert by_task["Ant"] == {"version 4": "1,520 ± 7", "version 5": "–"}
 
 
+def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_path, capsys):
+    newer = tmp_path / "newer"
+    for algo, final in (("uatrpo", 2000.0), ("ppo", 1000.0)):
+        for seed in range(5, 10):
+            write_record(make_record(algo, "Ant-v4", seed, final + 10 * (seed - 7)), newer / "records")
+    options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
+    by_task = by_task_of(main([*options, "--newer", str(newer)])[0])
+    assert {by_task["Ant-v4"][name] for name in ("UATRPO", "PPO")} == {"2,000 ± 7", "1,000 ± 7"}
+    # neither our older runs nor the rival's count
+    assert by_task["Ant-v4"]["TRPO"] == "–"
+    assert by_task["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
+    with pytest.raises(SystemExit):
+        main([*options, "--newer", str(tmp_path / "none")])
+    assert "--newer: there are no records in" in capsys.readouterr().err
+
+
 def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
     (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
     last.unlink()
@@ -143,13 +159,14 @@ def test_the_pages_show_the_committed_runs(tmp_path):
         assert each in page
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     hyperparameters = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo.yml").read_text(encoding="utf-8")
-    settings = by_task_of(first[0]) | by_task_of(ant[0])
+    newest = main(["--newer", str(ROOT / "docs" / "results" / "ant"), *picture])
+    settings = by_task_of(newest[0])
     assert len(settings) == 6
     for task, cells in settings.items():
         means = [re.sub(r" ± [\d,]+", "", cells[name]) for name in ("UATRPO", "PPO", "TRPO")]
         assert f"| {' | '.join([task, *means, *cells['minutes'].split(', ')])} |" in readme
         assert f"# {means[0]}\n{task}:" in hyperparameters
-    for task, versions in (by_task_of(first[3]) | by_task_of(ant[3])).items():
+    for task, versions in by_task_of(newest[3]).items():
         assert f"# {versions['version 5']}\n{task}-v5:" in hyperparameters
 
 
