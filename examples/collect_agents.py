@@ -6,8 +6,8 @@ Copy agents of a study into one folder, each with a model card.
     python -m rl_zoo3.enjoy --algo uatrpo --env Hopper-v4 -f agents
 
 There is one agent for each algorithm and task: that of the run with the given seed, whatever its return. Its model card
-says how it was trained and what return it reaches in deterministic episodes. ``README.md`` in the folder lists all
-agents.
+says how it was trained and what return it reaches in deterministic episodes. Its model is compressed, which the study's
+is not. ``README.md`` in the folder lists all agents.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import torch as th
@@ -59,6 +60,17 @@ def evaluate(run: Path, n_episodes: int) -> np.ndarray:
     returns, _ = evaluate_policy(agent.model, agent.env, n_eval_episodes=n_episodes, return_episode_rewards=True)
     agent.env.close()
     return np.asarray(returns)
+
+
+def compress(model: Path) -> None:
+    """
+    :param model: a model's file; Stable-Baselines3 writes it without compression, and reads it with
+    """
+    with ZipFile(model) as stored:
+        contents = {name: stored.read(name) for name in stored.namelist()}
+    with ZipFile(model, "w", ZIP_DEFLATED) as compressed:
+        for name, content in contents.items():
+            compressed.writestr(name, content)
 
 
 def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
@@ -168,6 +180,7 @@ def main(args: list[str] | None = None) -> Path:
         returns = evaluate(run, options.n_episodes)
         copy = options.output / record.spec.algo / run.name
         shutil.copytree(run, copy, dirs_exist_ok=True)
+        compress(copy / f"{record.spec.env_id}.zip")
         (copy / "README.md").write_text(model_card(record, returns, options.output), encoding="utf-8")
         link = f"[{record.spec.algo}]({copy.relative_to(options.output).as_posix()}/README.md)"
         others = mean_and_deviation(returns), f"{training_return(record):,.0f}"
