@@ -6,6 +6,7 @@ The environments borrow what is heavy from the one that runs the tests, through 
 
 import os
 import re
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -220,6 +221,11 @@ def test_a_former_name_says_what_it_is_called_now(newcomer):
     command = ["--algo", "uatrpo_shrinkage", "--env", "CartPole-v1", "-n", "1000"]
     said = run(python, "-m", "rl_zoo3.train", *command, cwd=folder, code=1)
     assert said.splitlines()[-1].startswith("ValueError: uatrpo_shrinkage is called uatrpo now")
+    # nor is the name an alias for an agent's folder
+    shutil.copytree(ROOT / "docs" / "agents" / "uatrpo", folder / "old" / "uatrpo_shrinkage")
+    command = ["--algo", "uatrpo_shrinkage", "--env", "Hopper-v4", "-f", "old", "--no-render"]
+    said = run(python, "-m", "rl_zoo3.enjoy", *command, cwd=folder, code=1)
+    assert said.splitlines()[-1].startswith("ValueError: uatrpo_shrinkage is called uatrpo now")
 
 
 def test_going_on_from_a_trained_agent(trained):
@@ -312,7 +318,8 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
     module = types.ModuleType("rl_zoo3.utils")
     module.ALGOS = {"uatrpo": "somebody else's"}
     registration.patch(module)
-    assert module.ALGOS == {**registration.ALGORITHMS, "uatrpo_shrinkage": UATRPO, "uatrpo": "somebody else's"}
+    former = {"uatrpo_shrinkage": registration.Renamed}
+    assert module.ALGOS == {**registration.ALGORITHMS, **former, "uatrpo": "somebody else's"}
 
 
 @pytest.mark.parametrize(("algo", "cls"), registration.ALGORITHMS.items())
@@ -384,6 +391,14 @@ def test_a_search_tries_what_is_recommended():
         assert getattr(models[0], name) == pytest.approx(getattr(models[1], name)), name
     assert str(models[0].policy) == str(models[1].policy)
     assert models[0].policy.log_std.equal(models[1].policy.log_std)
+
+
+@pytest.mark.parametrize(("n_envs", "n_steps"), [(2, 1000), (4, 500), (5, 250), (8, 250), (16, 250)])
+def test_a_search_with_several_environments_tries_batches_of_the_recommended_size(n_envs, n_steps):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    tried = [search_space.sample_uatrpo_params(study.ask(), 1, n_envs, {}) for _ in range(2)][1]
+    assert tried["n_steps"] == n_steps
+    assert tried["target_kl"] == RECOMMENDED["target_kl"]
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from sb3_uatrpo.matched_trpo import MatchedTRPO
 from sb3_uatrpo.uatrpo import UATRPO
@@ -29,6 +29,19 @@ RENAMED = {
     "uatrpo_shrinkage": "uatrpo_shrinkage is called uatrpo now, and has other settings; the former uatrpo is called "
     "uatrpo_paper"
 }
+
+
+class Renamed:
+    """RL Zoo's entry for a former name: without one, its parsers would refuse the name before it can be explained."""
+
+    @classmethod
+    def load(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """
+        :raises ValueError: that says what the name is now
+        """
+        raise ValueError("; ".join(RENAMED.values()))
+
+
 SAMPLERS = {
     "uatrpo": sample_uatrpo_params,
     "uatrpo_paper": sample_uatrpo_paper_params,
@@ -57,8 +70,7 @@ def patch(module: ModuleType) -> None:
 
 
 def _add_algorithms(utils: ModuleType) -> None:
-    # without an entry, RL Zoo's parser would refuse a former name before it can be explained
-    for name, algorithm in {**ALGORITHMS, **dict.fromkeys(RENAMED, UATRPO)}.items():
+    for name, algorithm in {**ALGORITHMS, **dict.fromkeys(RENAMED, Renamed)}.items():
         utils.ALGOS.setdefault(name, algorithm)
 
 

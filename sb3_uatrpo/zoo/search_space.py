@@ -15,7 +15,7 @@ ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 # Small values do not behave like 0, so there is no continuous range to sample from
 SHRINKAGES = (0.5, 0.75, 0.9, 0.97)
 # ``sb3_uatrpo.RECOMMENDED``, as a trial samples it
-RECOMMENDED_TRIAL = {
+RECOMMENDED_TRIAL: dict[str, Any] = {
     "n_steps": 2000,
     "batch_size": 50,
     "one_minus_gamma": 0.01,
@@ -89,14 +89,16 @@ def sample_uatrpo_params(
     """
     :param trial: optuna's trial
     :param n_actions: number of actions, not used
-    :param n_envs: number of environments, not used: every sample fits any number
+    :param n_envs: number of environments
     :param additional_args: what RL Zoo passes to all samplers, not used
     :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length; the second trial of a search
-        has those of ``RECOMMENDED``
+        has those of ``RECOMMENDED``, with batches as large as from one environment if ``N_STEPS`` has such a value, and
+        smaller ones otherwise
     """
     if trial.number == 0:
         # RL Zoo has no place for this before the first trial
-        trial.study.enqueue_trial(RECOMMENDED_TRIAL, skip_if_exists=True)
+        n_steps = max(n for n in N_STEPS if n * n_envs <= RECOMMENDED_TRIAL["n_steps"] or n == min(N_STEPS))
+        trial.study.enqueue_trial({**RECOMMENDED_TRIAL, "n_steps": n_steps}, skip_if_exists=True)
     return convert_params(
         {
             **_sample_shared_params(trial),

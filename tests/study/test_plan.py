@@ -243,7 +243,10 @@ def test_the_documented_commands_plan_the_committed_runs():
             *plan(["trpo_matched"], tasks, range(3), **a_million, vary=damped),
         ],
         "first": plan(["uatrpo_paper"], tasks[:2], range(4), 300_000, **batches),
-        "small_tasks": plan(**small, conf_files=batches["conf_files"]),
+        "small_tasks": plan(
+            **small,
+            conf_files=[*batches["conf_files"], f"uatrpo_paper:{results / 'small_tasks' / 'uatrpo_paper.yml'}"],
+        ),
     }
     for folder, specs in planned.items():
         names = {path.name for path in (results / folder / "records").iterdir()}
