@@ -31,7 +31,7 @@ RECOMMENDED: dict[str, Any] = {
 """
 Arguments of UATRPO for one environment with continuous actions and standardised observations, as RL Zoo's ``default``
 entry has them: ``UATRPO("MlpPolicy", env, **RECOMMENDED)``, or with a change ``**{**RECOMMENDED, "gamma": 0.9999}``.
-docs/results.md says how they were found, and which tasks want other values of γ, λ and the initial noise.
+docs/results.md says how they were found, and docs/parameters.md which tasks want another γ, λ and initial noise.
 """
 
 SampleUnit = Literal["trajectory", "step"]
