@@ -199,6 +199,7 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
     parser.add_argument("--newer", type=Path, nargs="+", default=[], help="their tasks replace those of --folder")
+    parser.add_argument("--env", nargs="+", choices=TASKS, default=TASKS, help="the tasks to show; default: all six")
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
     parser.add_argument(
@@ -222,7 +223,9 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         runs = tabulate_runs(records)
     except StudyError as error:
         parser.error(f"--folder: {error}")
-    runs = runs[runs.final_return.notna() & (runs.variant == "")]
+    # of both versions
+    names = {task.rpartition("-")[0] for task in options.env}
+    runs = runs[runs.final_return.notna() & (runs.variant == "") & runs.environment.str.rpartition("-")[0].isin(names)]
     runs["last_evaluation"] = [
         np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
         for record in runs.record

@@ -139,6 +139,13 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
     assert "--newer: there are no records in" in capsys.readouterr().err
 
 
+def test_some_tasks_are_shown_with_the_correction_for_all(folder, tmp_path):
+    options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
+    tables = main([*options, "--env", "Hopper-v4"])
+    assert [set(by_task_of(table)) for table in tables] == [{"Hopper-v4"}] * 3 + [{"Hopper"}]
+    assert by_task_of(tables[0])["Hopper-v4"] == by_task_of(main(options)[0])["Hopper-v4"]
+
+
 def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
     (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
     last.unlink()
