@@ -166,7 +166,11 @@ def test_the_pages_show_the_committed_runs(tmp_path):
         assert each in page
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     hyperparameters = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo.yml").read_text(encoding="utf-8")
-    newest = main(["--newer", str(ROOT / "docs" / "results" / "ant"), *picture])
+    folders = [str(ROOT / "docs" / "results" / name) for name in ("recommended", "rivals", "more_seeds", "ant")]
+    newest = main(["--folder", *folders[:3], "--newer", folders[3], *picture])
+    more = main(["--folder", folders[2], "--env", "Swimmer-v4", "Hopper-v4", *picture])
+    assert newest[0] in page
+    assert more[0] in page
     settings = by_task_of(newest[0])
     assert len(settings) == 6
     for task, cells in settings.items():
