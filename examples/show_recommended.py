@@ -14,9 +14,10 @@ It prints four tables with a row for each task that has runs of UATRPO:
 
 The picture shows the training returns over steps and over minutes.
 
-    python examples/show_recommended.py --newer docs/results/ant --output docs/results/recommended/newest.png
+With ``--newer``, the tasks of those folders are taken from there alone. The README shows
 
-has the tasks of that folder from there, and only the others from the first study: what the README shows.
+    python examples/show_recommended.py --folder docs/results/recommended docs/results/rivals docs/results/more_seeds \\
+        --newer docs/results/ant --output docs/results/recommended/newest.png
 """
 
 import argparse
