@@ -3,21 +3,22 @@ UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's se
 
     python examples/show_recommended.py
 
-It prints four tables with a row for each task that has runs of UATRPO:
+It prints five tables, the first four with a row for each task that has runs of UATRPO:
 
-- final returns, verdicts by the rule of docs/results.md, and the minutes that ``benchmark_recommended.py`` measured.
-  Where there are several PPOs, the one with the highest mean is the rival.
+- final returns, the number of runs, verdicts by the rule of docs/results.md, and the minutes that
+  ``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival.
 - the last deterministic evaluations, which published figures are
 - UATRPO beside TRPO on the same code with the same settings, and beside itself without the noise estimate. The median
   KL ratio is the actual KL divergence of a proposed step over the estimated one, of UATRPO and of this TRPO.
 - UATRPO on versions 4 and 5 of the task
+- the p of Welch's test for each comparison of the first table: alone, corrected for the six tasks as in that table, and
+  corrected for all twelve comparisons at once
 
 The picture shows the training returns over steps and over minutes.
 
-With ``--newer``, the tasks of those folders are taken from there alone. The README shows
-
-    python examples/show_recommended.py --folder docs/results/recommended docs/results/rivals docs/results/more_seeds \\
-        --newer docs/results/ant --output docs/results/recommended/newest.png
+With ``--newer``, runs of UATRPO and of its controls in those folders replace all others on the same tasks, because
+their settings have changed; the rivals' settings have not, so all of their runs count. Without options, the tables have
+all runs with today's settings, as README and docs/results.md show them.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import FEW, judge, markdown, of_updates
+from judge_study import FEW, holm, judge, markdown, of_updates
 from matplotlib.figure import Figure
 
 from sb3_uatrpo.study import StudyError, difference_of_means, read_records, standard_error
@@ -36,12 +37,16 @@ from sb3_uatrpo.study.plots import plot_learning_curves, styles
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+# In RESULTS. Ant's λ was changed after the runs of the first folder
+FOLDERS, NEWER = ("recommended", "rivals", "more_seeds"), "ant"
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4"]
 OURS, RIVALS = "uatrpo", ("ppo", "trpo")
 NAMES = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
 # What is due to the method, and not to the settings?
 MATCHED = "trpo_matched (same settings)"
 CONTROLS = {MATCHED: "TRPO, same settings", "uatrpo (uncertainty_coef=0)": "without Σ"}
+# Algorithms whose settings follow ours
+OF_OURS = (OURS, "trpo_matched")
 # The level of Welch's test
 SIGNIFICANT = 0.05
 
@@ -84,12 +89,17 @@ def judged_against(groups: Groups, others: Mapping[str, str | None], least: int 
     return judge(samples, difference_of_means, len(TASKS)) if samples else pd.DataFrame()
 
 
-def tabulate(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> str:
+def judged_against_rivals(groups: Groups) -> dict[str, pd.DataFrame]:
+    return {rival: judged_against(groups, {task: best_of(groups, task, rival) for task in TASKS}) for rival in RIVALS}
+
+
+def tabulate(groups: Groups, judged: Mapping[str, pd.DataFrame], minutes: Mapping[tuple[str, str], float]) -> str:
     """UATRPO beside its rivals: a table in Markdown."""
-    judged = {rival: judged_against(groups, {task: best_of(groups, task, rival) for task in TASKS}) for rival in RIVALS}
     rows = []
     for task in tasks_of(groups):
         row = {"task": task, **returns_on(groups, task, "final_return")}
+        best = [best_of(groups, task, name) for name in (OURS, *RIVALS)]
+        row["runs"] = ", ".join("–" if label is None else str(len(groups[task, label])) for label in best)
         for rival in RIVALS:
             is_judged = task in judged[rival].index
             row[f"against {NAMES[rival]}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
@@ -131,6 +141,26 @@ def tabulate_versions(groups: Groups) -> str:
     return markdown(rows)
 
 
+def tabulate_p_values(judged: Mapping[str, pd.DataFrame]) -> str:
+    """Each comparison with a rival, and what corrections make of its p: a table in Markdown, or nothing without any."""
+    tables = {rival: table for rival, table in judged.items() if not table.empty}
+    if not tables:
+        return ""
+    compared = pd.concat(tables, names=["rival"])
+    for_all = holm(compared["Welch's p"], len(RIVALS) * len(TASKS))
+    rows = [
+        {
+            "task": task,
+            "against": NAMES[rival],
+            "p": in_words(row["Welch's p"]),
+            "corrected for six tasks": in_words(row["Holm's p"]),
+            "for all twelve": in_words(for_all[rival, task]),
+        }
+        for (rival, task), row in compared.sort_values("Welch's p").iterrows()
+    ]
+    return markdown(rows)
+
+
 def returns_on(groups: Groups, task: str, column: str) -> dict[str, str]:
     """:return: by algorithm, the returns of all its variants, in the order of their mean final returns"""
     cells = {
@@ -165,8 +195,12 @@ def difference_of(row: pd.Series) -> str:
 
 
 def p_of(row: pd.Series) -> str:
-    p = row["Holm's p"]
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    p = in_words(row["Holm's p"])
+    return f"p {p}" if p.startswith("<") else f"p = {p}"
+
+
+def in_words(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
@@ -196,10 +230,15 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
 
 
 def main(args: list[str] | None = None) -> tuple[str, ...]:
-    """:return: the four tables"""
+    """:return: the five tables"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, nargs="+", default=[RESULTS / "recommended", RESULTS / "rivals"])
-    parser.add_argument("--newer", type=Path, nargs="+", default=[], help="their tasks replace those of --folder")
+    parser.add_argument("--folder", type=Path, nargs="+", help=f"default: {', '.join(FOLDERS)}")
+    parser.add_argument(
+        "--newer",
+        type=Path,
+        nargs="+",
+        help=f"our runs here replace those of --folder; default: none with --folder, and {NEWER} without",
+    )
     parser.add_argument("--env", nargs="+", choices=TASKS, default=TASKS, help="the tasks to show; default: all six")
     parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
@@ -212,14 +251,17 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         help="in the tables, the final return of a repeated run in place of that of UATRPO's run with seed 0",
     )
     options = parser.parse_args(args)
+    newer_folders = options.newer or ([] if options.folder else [RESULTS / NEWER])
     records, newer = (
         [record for folder in folders for record in read_records(folder / "records")[0]]
-        for folders in (options.folder, options.newer)
+        for folders in (options.folder or [RESULTS / name for name in FOLDERS], newer_folders)
     )
-    if options.newer and not newer:
-        parser.error(f"--newer: there are no records in {', '.join(map(str, options.newer))}")
+    if newer_folders and not newer:
+        parser.error(f"--newer: there are no records in {', '.join(map(str, newer_folders))}")
     replaced = {record.spec.env_id for record in newer}
-    records = [record for record in records if record.spec.env_id not in replaced] + newer
+    records = [
+        record for record in records if record.spec.env_id not in replaced or record.spec.algo not in OF_OURS
+    ] + newer
     try:
         runs = tabulate_runs(records)
     except StudyError as error:
@@ -247,13 +289,15 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     if options.minutes.exists():
         times = pd.DataFrame(json.loads(options.minutes.read_text())["minutes"])
         minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
+    judged = judged_against_rivals(groups)
     tables = (
-        tabulate(groups, minutes),
+        tabulate(groups, judged, minutes),
         tabulate_evaluations(groups),
         tabulate_controls(groups),
         tabulate_versions(groups),
+        tabulate_p_values(judged),
     )
-    print(*tables, sep="\n\n")
+    print(*filter(None, tables), sep="\n\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     draw(groups, minutes).savefig(options.output, dpi=120)
     return tables

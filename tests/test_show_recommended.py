@@ -105,7 +105,7 @@ def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
         (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
         last.unlink()
-    _, _, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    _, _, table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
     assert hopper["TRPO, same settings"] == "2,510 ± 6 [3]"
@@ -117,7 +117,7 @@ def test_controls_show_what_is_due_to_the_method(folder):
 
 def test_versions_of_a_task_stand_side_by_side(folder):
     write_record(make_record("uatrpo", "Hopper-v5", final=3100.0), folder / "records")
-    *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    *_, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     assert by_task["Hopper"] == {"version 4": "3,020 ± 7", "version 5": "3,100 [1]"}
     assert by_task["Ant"] == {"version 4": "1,520 ± 7", "version 5": "–"}
@@ -131,8 +131,9 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
     options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
     by_task = by_task_of(main([*options, "--newer", str(newer)])[0])
     assert {by_task["Ant-v4"][name] for name in ("UATRPO", "PPO")} == {"2,000 ± 7", "1,000 ± 7"}
-    # neither our older runs nor the rival's count
-    assert by_task["Ant-v4"]["TRPO"] == "–"
+    # the rival's older runs count, and ours do not
+    assert by_task["Ant-v4"]["TRPO"] == "1,520 ± 7"
+    assert by_task["Ant-v4"]["runs"] == "5, 5, 5"
     assert by_task["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "none")])
@@ -142,7 +143,7 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
 def test_some_tasks_are_shown_with_the_correction_for_all(folder, tmp_path):
     options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
     tables = main([*options, "--env", "Hopper-v4"])
-    assert [set(by_task_of(table)) for table in tables] == [{"Hopper-v4"}] * 3 + [{"Hopper"}]
+    assert [set(by_task_of(table)) for table in tables[:4]] == [{"Hopper-v4"}] * 3 + [{"Hopper"}]
     assert by_task_of(tables[0])["Hopper-v4"] == by_task_of(main(options)[0])["Hopper-v4"]
 
 
@@ -152,33 +153,70 @@ def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys)
     main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     table, *_ = capsys.readouterr().out.split("\n\n")
     (ant,) = (line for line in table.splitlines() if line.startswith("| Ant"))
-    assert ant == "| Ant-v4 | 1,520 ± 7 | – | 1,515 ± 6 [4] | – | – | –, –, – |"
+    assert ant == "| Ant-v4 | 1,520 ± 7 | – | 1,515 ± 6 [4] | 5, –, 4 | – | – | –, –, – |"
 
 
 def test_the_pages_show_the_committed_runs(tmp_path):
     """The tables of docs/results.md are those printed now; README and hyperparameters have their means."""
     picture = ["--output", str(tmp_path / "picture.png")]
-    first = main(picture)
-    # Ant's λ was changed after that, and confirmed on other seeds
-    ant = main(["--folder", str(ROOT / "docs" / "results" / "ant"), *picture])
+    recommended, rivals, more_seeds, ant = (
+        str(ROOT / "docs" / "results" / name) for name in ("recommended", "rivals", "more_seeds", "ant")
+    )
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for each in [*first, *ant[:3]]:
+    newest = main(picture)
+    for each in newest:
         assert each in page
+    # the first comparison, Ant with its new λ, and the seeds that were added
+    assert main(["--folder", recommended, rivals, *picture])[0] in page
+    assert main(["--folder", ant, *picture])[0] in page
+    assert main(["--folder", more_seeds, "--env", "Swimmer-v4", "Hopper-v4", *picture])[0] in page
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     hyperparameters = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo.yml").read_text(encoding="utf-8")
-    folders = [str(ROOT / "docs" / "results" / name) for name in ("recommended", "rivals", "more_seeds", "ant")]
-    newest = main(["--folder", *folders[:3], "--newer", folders[3], *picture])
-    more = main(["--folder", folders[2], "--env", "Swimmer-v4", "Hopper-v4", *picture])
-    assert newest[0] in page
-    assert more[0] in page
     settings = by_task_of(newest[0])
     assert len(settings) == 6
     for task, cells in settings.items():
-        means = [re.sub(r" ± [\d,]+", "", cells[name]) for name in ("UATRPO", "PPO", "TRPO")]
-        assert f"| {' | '.join([task, *means, *cells['minutes'].split(', ')])} |" in readme
-        assert f"# {means[0]}\n{task}:" in hyperparameters
+        returns = [cells["UATRPO"]]
+        for rival in ("PPO", "TRPO"):
+            better = cells[f"against {rival}"].startswith("**better**")
+            returns.append(re.sub(r"( ± [\d,]+)", r"\1\\*", cells[rival], count=1) if better else cells[rival])
+        minutes = [f"{float(each) + 1e-9:.0f}" for each in cells["minutes"].split(", ")]
+        assert f"| {' | '.join([task, *returns, *minutes])} |" in readme
+        assert f"# {cells['UATRPO'].partition(' ')[0]}\n{task}:" in hyperparameters
     for task, versions in by_task_of(newest[3]).items():
         assert f"# {versions['version 5']}\n{task}-v5:" in hyperparameters
+
+
+def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder):
+    finals = {"uatrpo": [3000.0] * 5, "ppo": [2800.0, 2900.0, 3000.0, 2850.0, 2950.0]}
+    for algo, returns in finals.items():
+        for seed, final in enumerate(returns):
+            write_record(make_record(algo, "Swimmer-v4", seed, final + seed), folder / "records")
+    *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    by_comparison = {(task, rival): cells for task, rival, *cells in rows}
+    assert set(by_comparison) == {
+        ("Hopper-v4", "PPO"),
+        ("Hopper-v4", "TRPO"),
+        ("Swimmer-v4", "PPO"),
+        ("Ant-v4", "TRPO"),
+    }
+    assert list(by_comparison)[2:] == [("Swimmer-v4", "PPO"), ("Ant-v4", "TRPO")]
+    assert by_comparison["Hopper-v4", "PPO"] == ["< 0.001"] * 3
+    assert by_comparison["Ant-v4", "TRPO"] == ["1.000"] * 3
+    alone, six, twelve = map(float, by_comparison["Swimmer-v4", "PPO"])
+    # second of six, third of twelve; p is rounded
+    assert six == pytest.approx(5 * alone, abs=0.003)
+    assert twelve == pytest.approx(10 * alone, abs=0.006)
+    assert alone < 0.1
+
+
+def test_runs_without_rivals_are_shown_without_verdicts(tmp_path):
+    for seed in range(5):
+        write_record(make_record("uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed), tmp_path / "records")
+    options = ["--folder", str(tmp_path), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
+    first, *_, p_values = main(options)
+    assert by_task_of(first)["Ant-v4"]["runs"] == "5, –, –"
+    assert p_values == ""
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
