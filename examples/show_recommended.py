@@ -7,7 +7,7 @@ It prints five tables, the first four with a row for each task that has runs of 
 
 - final returns, the number of runs, verdicts by the rule of docs/results.md, and the minutes that
   ``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival.
-- the last deterministic evaluations, which published figures are
+- the last deterministic evaluations, the kind of figure that is usually published
 - UATRPO beside TRPO on the same code with the same settings, and beside itself without the noise estimate. The median
   KL ratio is the actual KL divergence of a proposed step over the estimated one, of UATRPO and of this TRPO.
 - UATRPO on versions 4 and 5 of the task
@@ -18,7 +18,8 @@ The picture shows the training returns over steps and over minutes.
 
 With ``--newer``, runs of UATRPO and of its controls in those folders replace all others on the same tasks, because
 their settings have changed; the rivals' settings have not, so all of their runs count. Without options, the tables have
-all runs with today's settings, as README and docs/results.md show them.
+all runs with today's settings, as README and docs/results.md show them. ``--instead`` puts a repeated run in the place
+of ours with seed 0.
 """
 
 import argparse
