@@ -117,6 +117,7 @@ def test_the_pages_show_the_committed_runs():
     overview = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     ranking = ["--folder", str(results / "search"), "--rivals", str(results / "rivals")]
     assert main(ranking) in overview
+    assert main(["--folder", str(results / "search" / "million"), *ranking[2:]]) in overview
     # a cell of its other tables is "final return; area", with the number of runs where it is below four
     printed = set()
     for line in [*million.splitlines()[2:], *settings.splitlines()[2:]]:
