@@ -38,8 +38,8 @@ from sb3_uatrpo.study.plots import plot_learning_curves, styles
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-# In RESULTS. Ant's λ was changed after the runs of the first folder
-FOLDERS, NEWER = ("recommended", "rivals", "more_seeds"), "ant"
+# In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of environments
+FOLDERS, NEWER = ("recommended", "rivals", "more_seeds"), ("ant", "swimmer")
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4"]
 OURS, RIVALS = "uatrpo", ("ppo", "trpo")
 NAMES = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
@@ -95,7 +95,7 @@ def judged_against_rivals(groups: Groups) -> dict[str, pd.DataFrame]:
 
 
 def tabulate(groups: Groups, judged: Mapping[str, pd.DataFrame], minutes: Mapping[tuple[str, str], float]) -> str:
-    """UATRPO beside its rivals: a table in Markdown."""
+    """UATRPO beside its rivals: a table in Markdown, with a column of minutes if there are any."""
     rows = []
     for task in tasks_of(groups):
         row = {"task": task, **returns_on(groups, task, "final_return")}
@@ -104,8 +104,9 @@ def tabulate(groups: Groups, judged: Mapping[str, pd.DataFrame], minutes: Mappin
         for rival in RIVALS:
             is_judged = task in judged[rival].index
             row[f"against {NAMES[rival]}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
-        timed = [minutes.get((task, best_of(groups, task, name) or name)) for name in (OURS, *RIVALS)]
-        row["minutes"] = ", ".join("–" if value is None else f"{value:.1f}" for value in timed)
+        if minutes:
+            timed = [minutes.get((task, best_of(groups, task, name) or name)) for name in (OURS, *RIVALS)]
+            row["minutes"] = ", ".join("–" if value is None else f"{value:.1f}" for value in timed)
         rows.append(row)
     return markdown(rows)
 
@@ -238,10 +239,15 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         "--newer",
         type=Path,
         nargs="+",
-        help=f"our runs here replace those of --folder; default: none with --folder, and {NEWER} without",
+        help=f"our runs here replace those of --folder; default: none with --folder, and {', '.join(NEWER)} without",
     )
     parser.add_argument("--env", nargs="+", choices=TASKS, default=TASKS, help="the tasks to show; default: all six")
-    parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended" / "minutes.json")
+    parser.add_argument(
+        "--minutes",
+        type=Path,
+        default=RESULTS / "recommended" / "minutes.json",
+        help="what benchmark_recommended.py wrote for today's settings; none leaves them out",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
     parser.add_argument(
         "--instead",
@@ -252,7 +258,7 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         help="in the tables, the final return of a repeated run in place of that of UATRPO's run with seed 0",
     )
     options = parser.parse_args(args)
-    newer_folders = options.newer or ([] if options.folder else [RESULTS / NEWER])
+    newer_folders = options.newer or ([] if options.folder else [RESULTS / name for name in NEWER])
     records, newer = (
         [record for folder in folders for record in read_records(folder / "records")[0]]
         for folders in (options.folder or [RESULTS / name for name in FOLDERS], newer_folders)
