@@ -55,9 +55,11 @@ ALGORITHMS: dict[str, tuple[type[UATRPO | MatchedTRPO], Mapping[str, Any]]] = {
 CHANGES: dict[str, dict[str, Any]] = {
     "Hopper": {"gamma": 0.995, "gae_lambda": 0.97, "policy_kwargs": {"log_std_init": 0}},
     "Walker2d": {"gamma": 0.995, "gae_lambda": 0.97},
-    "Swimmer": {"gamma": 0.9999, "gae_lambda": 0.99, "policy_kwargs": {"log_std_init": 0}},
+    "Swimmer": {"n_steps": 1000, "gamma": 0.9999, "gae_lambda": 0.99, "policy_kwargs": {"log_std_init": 0}},
     "Ant": {"gae_lambda": 0.9, "policy_kwargs": {"log_std_init": -2}},
 }
+# Elsewhere one
+N_ENVS = {"Swimmer": 2}
 
 
 def make_env(
@@ -125,22 +127,29 @@ def main(args: list[str] | None = None) -> Path:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
     folder: Path = options.folder or Path("runs") / f"{options.algo}_{options.env}_{options.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    # otherwise the picture would show the evaluations of an earlier run
-    (folder / "evaluations.npz").unlink(missing_ok=True)
+    # otherwise the picture would show the evaluations of an earlier run, and the episodes of its second environment
+    for earlier in (folder / "evaluations.npz", *folder.glob("*.monitor.csv")):
+        earlier.unlink(missing_ok=True)
 
     # A second thread gains small networks little
     th.set_num_threads(1)
 
     cls, settings = ALGORITHMS[options.algo]
+    n_envs = 1
     if options.algo == "uatrpo":
-        settings = {**settings, **CHANGES.get(options.env.partition("-v")[0], {})}
+        task = options.env.partition("-v")[0]
+        settings = {**settings, **CHANGES.get(task, {})}
+        n_envs = N_ENVS.get(task, 1)
     gamma = settings.get("gamma", 0.995)
-    env = make_env(options.env, gamma, seed=options.seed, monitor_dir=str(folder))
+    env = make_env(options.env, gamma, seed=options.seed, monitor_dir=str(folder), n_envs=n_envs)
     model = cls("MlpPolicy", env, seed=options.seed, device="cpu", **settings)
     model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
 
+    # Callbacks count the steps of each environment
     callbacks: list[BaseCallback] = [
-        CheckpointCallback(max(1, options.n_timesteps // 3), str(folder / "checkpoints"), save_vecnormalize=True)
+        CheckpointCallback(
+            max(1, options.n_timesteps // 3 // n_envs), str(folder / "checkpoints"), save_vecnormalize=True
+        )
     ]
     if options.eval_freq > 0:
         # EvalCallback copies the training environment's statistics to this one
@@ -150,7 +159,7 @@ def main(args: list[str] | None = None) -> Path:
             EvalCallback(
                 eval_env,
                 callback_on_new_best=SaveStatistics(folder / "best_vecnormalize.pkl"),
-                eval_freq=options.eval_freq,
+                eval_freq=max(1, options.eval_freq // n_envs),
                 log_path=str(folder),
                 best_model_save_path=str(folder),
                 verbose=0,

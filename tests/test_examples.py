@@ -25,6 +25,7 @@ from nbclient import NotebookClient
 from PIL import Image, ImageSequence
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -113,6 +114,16 @@ def test_train_mujoco_says_what_it_left(trained):
     assert list((runs / "checkpoints").glob("*vecnormalize*.pkl"))
     for said in ("model.zip", "progress.csv", "learning_curve.png", "final return", "watch_agent.py"):
         assert said in output
+
+
+def test_swimmer_is_trained_from_two_environments_as_in_rl_zoo(tmp_path):
+    """Evaluations come after as many steps as with one, and a folder's next run forgets the second one's episodes."""
+    words = ["--folder", "run", "--no-progress-bar"]
+    run(tmp_path, "train_mujoco.py", "--env", "Swimmer-v4", "--n-timesteps", "4000", "--eval-freq", "2000", *words)
+    assert (np.load(tmp_path / "run" / "evaluations.npz")["timesteps"] == [2000, 4000]).all()
+    assert len(load_results(str(tmp_path / "run"))) == 4
+    run(tmp_path, "train_mujoco.py", "--env", "HalfCheetah-v4", "--n-timesteps", "1000", "--eval-freq", "0", *words)
+    assert len(load_results(str(tmp_path / "run"))) == 2
 
 
 def test_watch_agent(trained):

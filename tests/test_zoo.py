@@ -367,7 +367,7 @@ def test_trpo_is_compared_at_the_same_settings():
 
 def test_the_example_trains_with_rl_zoos_settings():
     sys.path.insert(0, str(ROOT / "examples"))
-    from train_mujoco import CHANGES
+    from train_mujoco import CHANGES, N_ENVS
 
     entries = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())
     default = entries.pop("default")
@@ -375,8 +375,10 @@ def test_the_example_trains_with_rl_zoos_settings():
     assert len(tasks) > 12
     for env_id in tasks:
         entry = dict(entries[env_id])
-        settings = {**RECOMMENDED, **CHANGES.get(env_id.partition("-v")[0], {})}
-        for name in ("normalize", "n_envs", "policy", "n_timesteps"):
+        task = env_id.partition("-v")[0]
+        settings = {**RECOMMENDED, **CHANGES.get(task, {})}
+        assert entry.pop("n_envs") == N_ENVS.get(task, 1), env_id
+        for name in ("normalize", "policy", "n_timesteps"):
             assert entry.pop(name) == default[name], env_id
         policy_kwargs = eval(entry.pop("policy_kwargs"), {"__builtins__": {"dict": dict}})
         assert {**entry, "policy_kwargs": policy_kwargs} == settings, env_id
