@@ -92,8 +92,8 @@ def sample_uatrpo_params(
     :param n_envs: number of environments
     :param additional_args: what RL Zoo passes to all samplers, not used
     :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length; the second trial of a search
-        has those of ``RECOMMENDED``, with batches as large as from one environment if ``N_STEPS`` has such a value, and
-        smaller ones otherwise
+        has those of ``RECOMMENDED``, with the largest of ``N_STEPS`` that makes batches no larger than from one
+        environment, or with the smallest if there is none
     """
     if trial.number == 0:
         # RL Zoo has no place for this before the first trial
