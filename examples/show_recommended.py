@@ -18,8 +18,7 @@ The picture shows the training returns over steps and over minutes.
 
 With ``--newer``, runs of UATRPO and of its controls in those folders replace all others on the same tasks, because
 their settings have changed; the rivals' settings have not, so all of their runs count. Without options, the tables have
-all runs with today's settings, as README and docs/results.md show them. ``--instead`` puts a repeated run in the place
-of ours with seed 0.
+all runs with today's settings, as README and docs/results.md show them.
 """
 
 import argparse
@@ -249,14 +248,6 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         help="what benchmark_recommended.py wrote for today's settings; none leaves them out",
     )
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
-    parser.add_argument(
-        "--instead",
-        nargs=2,
-        action="append",
-        metavar=("TASK", "RETURN"),
-        default=[],
-        help="in the tables, the final return of a repeated run in place of that of UATRPO's run with seed 0",
-    )
     options = parser.parse_args(args)
     newer_folders = options.newer or ([] if options.folder else [RESULTS / name for name in NEWER])
     records, newer = (
@@ -280,15 +271,6 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
         for record in runs.record
     ]
-    for task, final_return in options.instead:
-        first = (runs.environment == task) & (runs.algorithm == OURS) & (runs.seed == 0)
-        try:
-            repeated = float(final_return)
-        except ValueError:
-            repeated = math.nan
-        if not (first.any() and math.isfinite(repeated)):
-            parser.error(f"--instead must have a task with a run of seed 0 and a number, but has {task} {final_return}")
-        runs.loc[first, "final_return"] = repeated
     groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
     if not any(label == OURS for _, label in groups):
         parser.error(f"--folder: there are no finished runs of {OURS}")
