@@ -38,8 +38,9 @@ class FastSteps:
         self.step: Step | None = None
         self._has_begun = self._writes_directly = False
         self._acting: ActingMLP | None = None
-        # Of steps whose values nobody has read: position in the buffer, features, outputs and actions. Tuples, since an
-        # interrupt could come between additions to two lists, and not steps, which Python would search for cycles.
+        # Of steps whose values nobody has read: position in the buffer, features, outputs and actions. A list of
+        # tuples, since an interrupt could leave two lists with different lengths, and Python's garbage collector would
+        # go through objects of the class Step again and again.
         self._pending: list[tuple[int, Array, Array, Array]] = []
 
     def act(self, policy: ActorCriticPolicy, observations: Any) -> Array | None:
@@ -147,7 +148,7 @@ class FastSteps:
         :return: those that Stable-Baselines3's loop has; some are computed only when they are read
         """
         seen = RolloutLocals(local)
-        # super() makes the last one
+        # super() in the caller adds __class__
         for name in ("fast", "drawn", "__class__"):
             dict.pop(seen, name, None)
         if self.step is not None:
@@ -228,9 +229,9 @@ class DeferredRollouts(OnPolicyAlgorithm):
             # after an interrupt, too
             fast.fill()
 
-        # what Stable-Baselines3's locals hold at the end of a rollout: the last step's log-probabilities
+        # as in Stable-Baselines3, locals hold the last step's observations and log-probabilities when a rollout ends
         if fast.step is not None:
-            log_probs, fast.step = fast.step.log_probs(), None
+            obs_tensor, log_probs, fast.step = fast.step.obs_tensor(), fast.step.log_probs(), None
         with th.no_grad():
             values = self.policy.predict_values(obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)

@@ -323,6 +323,7 @@ class Recorder(cb.BaseCallback):
     def _on_rollout_end(self):
         self.rollouts += 1
         assert self.model.rollout_buffer.full
+        assert np.array_equal(self.locals["obs_tensor"], self.model.rollout_buffer.observations[-1])
 
 
 @BOTH
