@@ -10,9 +10,9 @@ rollout, the first minibatch, the action distribution of all steps. The fast pat
 3. The fast path finds the same, up to rounding (``same_but_for_rounding``); if not, ``warn_if_different`` warns.
 4. During a rollout, nothing has changed since (``Watch``).
 
-Each has further conditions of its own: ``FastSteps.let_act`` and ``ActingMLP.of`` on buffers and sizes,
-``ArrayGradients.of`` on optimizers and hooks, ``Actor.find_params`` on the parameters of the actor. Otherwise the
-policy computes everything itself: the general path.
+Each has further conditions of its own: ``DeferredRollouts._may_be_fast``, ``FastSteps.let_act``, ``ActingMLP.of`` and
+``StandardMLP.is_fast_with`` on buffers and sizes, ``ArrayGradients.of`` on optimizers and hooks, ``Actor.find_params``
+on the parameters of the actor. Otherwise the policy computes everything itself: the general path.
 """
 
 import gc
@@ -190,7 +190,8 @@ class Watch:
         self._parents = [vars(module) for module in modules if module._modules]
         self._modules = _values(map(_children, self._parents))
         self._owners = [vars(module) for module in modules if module._parameters]
-        self._addresses = list(map(th.Tensor.data_ptr, _values(map(_own_params, self._owners))))
+        params = _values(map(_own_params, self._owners))
+        self._kinds, self._addresses = list(map(type, params)), list(map(th.Tensor.data_ptr, params))
 
         names: dict[Any, list[str]] = {kind: code.methods_of(kind) for kind in kinds}
         names[policy] = ["action_dist", "_squash_output", "share_features_extractor"]
@@ -209,8 +210,9 @@ class Watch:
             and not any(self._hooks)
             and list(map(type, self._objects)) == self._types
             and _values(map(_children, self._parents)) == self._modules
-            # a parameter that was replaced by another has another address
-            and list(map(th.Tensor.data_ptr, _values(map(_own_params, self._owners)))) == self._addresses
+            and list(map(type, params := _values(map(_own_params, self._owners)))) == self._kinds
+            # a parameter that was replaced by another has another address, and None has none
+            and list(map(th.Tensor.data_ptr, params)) == self._addresses
             and [look(owner) for look, owner in self._looks] == self._found
             # lengths are equal, so startswith compares the whole buffers, without copying them
             and all(map(bytes.startswith, self._numbers, self._memory))

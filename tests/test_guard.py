@@ -447,6 +447,7 @@ CHANGES = {
     "a number, by NumPy": lambda policy: policy.log_std.detach().numpy().__setitem__(0, 3.0),
     "other memory": lambda policy: setattr(policy.value_net.bias, "data", policy.value_net.bias.data.clone()),
     "another parameter": lambda policy: setattr(policy, "log_std", nn.Parameter(policy.log_std.detach().clone())),
+    "no parameter": lambda policy: setattr(policy.action_net, "bias", None),
     "another layer": lambda policy: setattr(policy, "action_net", copy.deepcopy(policy.action_net)),
     "other tables of parameters": lambda policy: policy.action_net.__dict__.update(
         copy.deepcopy(policy.action_net).__dict__
