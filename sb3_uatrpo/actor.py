@@ -131,7 +131,7 @@ class Actor:
         and Σ̂ miss them too.
 
         :param observations: of a few steps
-        :raises ValueError: if torch cannot differentiate the network twice
+        :raises ValueError: if torch cannot differentiate the network twice, or JX misses all parameters
         """
         # layer by layer, there is nothing that could be missed
         if not self.params or self._mlp is not None:
@@ -144,6 +144,11 @@ class Actor:
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(f"policy: its network must be differentiable twice, but torch says: {reason}") from error
+        if len(missed) == len(self.params):
+            raise ValueError(
+                "policy: its network must be differentiable twice, but no parameter can be. Look for operations whose "
+                "backward pass records no gradients, such as once_differentiable."
+            )
         if missed:
             names: dict[th.Tensor, str] = {param: name for name, param in self.policy.named_parameters()}
             warnings.warn(

@@ -275,10 +275,11 @@ def rebound(policy):
         other_parameter,
         other_layer,
         rebound,
+        lambda policy: setattr(policy.action_net, "bias", None),
     ],
     ids=[
         "log_std", "log_std.data", "value_net.bias.data", "policy_net.weight.data", "load_state_dict",
-        "other_parameter", "other_layer", "rebound",
+        "other_parameter", "other_layer", "rebound", "no_bias",
     ],
 )  # fmt: skip
 def test_a_policy_may_change_in_the_middle_of_a_rollout(change):
@@ -1099,6 +1100,25 @@ def test_construction_leaves_no_trace_in_the_networks_statistics(cls):
 def test_a_network_that_cannot_be_differentiated_twice_is_refused(cls):
     with pytest.raises(ValueError, match=r"^policy: its network must be differentiable twice, but torch says: \w"):
         make_model(cls, "box", policy_kwargs={"activation_fn": nn.Hardsigmoid})
+
+
+class LastIsOnceOnly(ActorCriticPolicy):
+    """No parameter of the actor can be differentiated twice, since none comes after the last operation."""
+
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.action_net = nn.Sequential(self.action_net, _Sine())
+
+
+class _Sine(nn.Module):
+    def forward(self, logits):
+        return OnceOnly.Sine.apply(logits)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_network_in_which_no_parameter_can_be_differentiated_twice_is_refused(cls):
+    with pytest.raises(ValueError, match=r"^policy: its network must be differentiable twice, but no parameter"):
+        make_model(cls, "discrete", policy=LastIsOnceOnly)
 
 
 class ReentrantCheckpoint(FlattenExtractor):

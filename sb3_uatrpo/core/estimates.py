@@ -135,7 +135,7 @@ class Linearization:
         (J'U)_p'(J'U)_p. A parameter is missed if most of it is lost, since rounding may take a part, and it is left out
         if it hardly matters, since (J'U)_p may be rounding errors alone: for a bias before a normalisation it is zero.
 
-        :return: the parameters' indices
+        :return: the parameters' indices; all, if ``jvp`` has nothing to differentiate
         """
         entries = th.arange(1, self.head.numel() + 1, dtype=self.head.dtype, device=self.head.device)
         U = entries.cos().view_as(self.head)
@@ -143,6 +143,8 @@ class Linearization:
         norms = [0.0 if part is None else float(part.double().norm()) for part in pulled]
         smallest = 1e-4 * math.hypot(*norms)
         u, parts, places = self._linear_map
+        if not places:
+            return list(range(len(self.params)))
         linear = dict(zip(places, parts, strict=True))
         missed = []
         for i, (part, norm) in enumerate(zip(pulled, norms, strict=True)):
