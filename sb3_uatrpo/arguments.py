@@ -93,6 +93,20 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
+def check_optional(name: str, value: Any, kinds: type | tuple[type, ...], accepted: str) -> Any:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :param kinds: the classes accepted, beside ``None``
+    :param accepted: what the error calls their instances
+    :return: the value
+    :raises ValueError: if ``value`` is neither ``None`` nor an instance of one of the classes
+    """
+    if value is not None and not isinstance(value, kinds):
+        _refuse(name, value, f"{accepted} or None")
+    return value
+
+
 def check_bool(name: str, value: Any) -> bool:
     """
     :param name: the argument's name

@@ -4,7 +4,9 @@ import inspect
 import io
 import json
 import math
+import os
 import pathlib
+import sys
 import warnings
 import zipfile
 from abc import abstractmethod
@@ -26,7 +28,7 @@ from torch import nn
 
 from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
-from sb3_uatrpo.arguments import Rule, check_bool, check_integer, check_rate, check_real
+from sb3_uatrpo.arguments import Rule, check_bool, check_integer, check_optional, check_rate, check_real
 from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_trajectories, rollout_batch
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
@@ -112,7 +114,13 @@ class TrustRegionAlgorithm(DeferredRollouts):
         "verbose": lambda name, value: check_integer(name, int(value) if isinstance(value, bool) else value, 0),
         "sde_sample_freq": partial(check_integer, low=-1),
         "fast_rollouts": check_bool,
-        "stats_window_size": partial(check_integer, low=1),
+        "rollout_buffer_class": lambda name, value: (
+            value if callable(value) else check_optional(name, value, type, "a class")
+        ),
+        "rollout_buffer_kwargs": partial(check_optional, kinds=Mapping, accepted="a dict"),
+        "tensorboard_log": partial(check_optional, kinds=(str, os.PathLike), accepted="a path"),
+        # no deque may be longer
+        "stats_window_size": partial(check_integer, low=1, high=sys.maxsize),
         "seed": lambda name, value: None if value is None else check_integer(name, value, 0, 2**32 - 1),
     }
 
@@ -127,8 +135,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
     ) -> None:
         """The other arguments are those of ``OnPolicyAlgorithm`` and those that become attributes of the same name."""
         # the user's own dict, or RECOMMENDED's, stays as it is
-        if not isinstance(policy_kwargs := arguments["policy_kwargs"], Mapping | None):
-            raise ValueError(f"policy_kwargs must be a dict or None, but it is {policy_kwargs!r}")
+        policy_kwargs = check_optional("policy_kwargs", arguments["policy_kwargs"], Mapping, "a dict")
         arguments["policy_kwargs"] = None if policy_kwargs is None else dict(policy_kwargs)
         theirs = arguments.keys() & inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()
         super().__init__(
@@ -155,11 +162,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
         self._warn_of_truncated_minibatches()
         super()._setup_model()
         self._logged: set[str] = set()
-        # load() has restored it by now, unless an earlier release saved the model
+        # load() restores it; the constructor makes it
         if "subsample_generator" not in vars(self):
             self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
-        self._check_policy()
-        self._n_actor_params = self._count_actor_params()
+        self._n_actor_params = self._check_policy()
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -186,8 +192,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # not the seed itself: the generator would repeat the numbers that initialised the policy
         return int(np.random.SeedSequence(seed, spawn_key=purpose).generate_state(1, np.uint64)[0]) >> 1
 
-    def _check_policy(self) -> None:
+    def _check_policy(self) -> int:
         """
+        :return: d, the number of actor parameters, as far as it is known before the first rollout; 0 if it is not
         :raises UnsupportedDistributionError: if the policy's action distribution is not supported; a ``ValueError``
         :raises ValueError: if the policy is recurrent, or torch cannot differentiate it twice
         """
@@ -205,10 +212,6 @@ class TrustRegionAlgorithm(DeferredRollouts):
             if any(param.is_complex() for param in actor.params):
                 raise ValueError("policy: the actor's parameters must be real numbers, but some are complex")
             actor.check_products(observations)
-
-    def _count_actor_params(self) -> int:
-        """d, the number of actor parameters, as far as it is known before the first rollout; 0 if it is not."""
-        with self._actor_on_made_up_steps() as (actor, _):
             return actor.n_params
 
     @contextmanager
@@ -329,8 +332,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
         :raises NonFiniteRolloutError: if rewards, advantages or returns contain NaN or infinity, or if observations do
             and the features or outputs that the policy computes from them do, too. It is raised before anything
             changes, and is both a ``FloatingPointError`` and a ``ValueError``.
-        :raises ValueError: if a learning rate schedule returned NaN or infinity. It is raised before the policy
-            changes.
+        :raises ValueError: if a learning rate schedule returned NaN or infinity, or if the limit of UATRPO's sketch has
+            become too small for a single projection. It is raised before the policy changes.
         :raises RuntimeError: if torch records no gradients, as within ``torch.no_grad()``
         """
         if not th.is_grad_enabled():

@@ -89,7 +89,7 @@ class UATRPO(TrustRegionAlgorithm):
         ``trust_region_delta`` is then not used, and uncertainty shapes only the direction. ``None``, as in the paper,
         takes the length from ``trust_region_delta``.
     :param sketch_memory_limit: maximum size of Ω, Y_F and Y_Σ together, in bytes. ``n_projections`` is lowered to fit,
-        with a warning; if not even one projection fits, construction fails.
+        with a warning; if not even one projection fits, construction fails, or the first update for which it does not.
     :param normalize_advantage: Whether to standardise the advantages over the batch. Without it, Σ grows with the
         square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
     :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
@@ -208,10 +208,12 @@ class UATRPO(TrustRegionAlgorithm):
     def _projections_that_fit(self, n_params: int, dtype: th.dtype, known: int | None) -> int:
         """
         m, at most d, and lowered to what fits into ``sketch_memory_limit``, with a warning unless it is ``known``. A d
-        of 0 is not known yet.
+        of 0 is not known yet, and fits.
         """
-        n_bytes = max(1, Sketch.bytes_per_projection(n_params, self.ema_beta, dtype))
-        wanted = min(self.n_projections, n_params or self.n_projections)
+        if n_params == 0:
+            return self.n_projections
+        n_bytes = Sketch.bytes_per_projection(n_params, self.ema_beta, dtype)
+        wanted = min(self.n_projections, n_params)
         fitting = min(wanted, self.sketch_memory_limit // n_bytes)
         if fitting == 0:
             raise ValueError(

@@ -31,7 +31,11 @@ SHARED = {
     "use_sde": [None, 1, "yes"],
     "fast_rollouts": [None, 1, "yes"],
     "sde_sample_freq": [*NOT_INTEGERS, -2],
-    "stats_window_size": [*NOT_INTEGERS, 0],
+    "stats_window_size": [*NOT_INTEGERS, 0, 10**30],
+    "rollout_buffer_class": ["RolloutBuffer", 1],
+    "rollout_buffer_kwargs": ["x", 1, [1]],
+    "tensorboard_log": [1, ["runs"]],
+    "policy_kwargs": ["x", 1, [64, 64]],
     "seed": [*(value for value in NOT_INTEGERS if value is not None), -1, 2**32],
     # True and False are 1 and 0 here, as in Stable-Baselines3
     "verbose": [*(value for value in NOT_INTEGERS if value is not True), -1],
