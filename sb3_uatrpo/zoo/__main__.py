@@ -10,12 +10,11 @@ from importlib.util import find_spec
 
 from sb3_uatrpo.zoo.registration import register
 
+# without record_training and benchmark, which start other processes, where only the hook would register our algorithms
 SCRIPTS = {
     "train": "train",
     "enjoy": "enjoy",
     "record_video": "record_video",
-    "record_training": "record_training",
-    "benchmark": "benchmark",
     "load_from_hub": "load_from_hub",
     "push_to_hub": "push_to_hub",
     "plot_train": "plots.plot_train",
