@@ -22,8 +22,10 @@ import numpy as np
 import torch as th
 import yaml
 from film_agents import load_run, set_up_rendering
+from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.evaluation import evaluate_policy
 
+from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study import Record, StudyError, final_return
 from sb3_uatrpo.study.folders import StudyFolder, find_runs
 from sb3_uatrpo.zoo import register
@@ -94,7 +96,7 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
     # MatchedTRPO has no sketch
     sketch = (
         "The file holds no sketch of the trust region. Further training starts a new sketch.\n\n"
-        if "n_projections" in spec.hyperparameters
+        if issubclass(ALGOS[spec.algo], UATRPO)
         else ""
     )
     return f"""\
