@@ -65,15 +65,21 @@ class Ratios(BaseCallback):
         super().__init__()
         self.length = length
         self.found: list[float] = []
+        self.n_updates = 0.0
 
     def _on_step(self) -> bool:
         returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
         return len(returns) < 100 or min(returns) < self.length
 
     def _on_rollout_start(self) -> None:
+        logged = self.logger.name_to_value
+        # training that ends within a rollout leaves the numbers of an update that has been seen
+        if logged.get("train/n_updates", self.n_updates) == self.n_updates:
+            return
+        self.n_updates = logged["train/n_updates"]
         # a refused update has none
-        if "train/kl_ratio" in self.logger.name_to_value:
-            self.found.append(self.logger.name_to_value["train/kl_ratio"])
+        if "train/kl_ratio" in logged:
+            self.found.append(logged["train/kl_ratio"])
 
     def _on_training_end(self) -> None:
         self._on_rollout_start()

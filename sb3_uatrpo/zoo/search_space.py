@@ -117,7 +117,7 @@ def sample_uatrpo_paper_params(
     :param n_actions: number of actions, not used
     :param n_envs: number of environments, not used: every sample fits any number
     :param additional_args: what RL Zoo passes to all samplers, not used
-    :return: arguments of UATRPO's constructor, with the paper's step length
+    :return: arguments of UATRPO's constructor, with the step length set by ``trust_region_delta``, as in the paper
     """
     return convert_params(
         {
