@@ -89,7 +89,7 @@ class UATRPO(TrustRegionAlgorithm):
         ``trust_region_delta`` is then not used, and uncertainty shapes only the direction. ``None``, as in the paper,
         takes the length from ``trust_region_delta``.
     :param sketch_memory_limit: maximum size of Ω, Y_F and Y_Σ together, in bytes. ``n_projections`` is lowered to fit,
-        with a warning; if not even one projection fits, construction fails, or the first update for which it does not.
+        with a warning. If not even one fits, construction fails, or the update that needs more room.
     :param normalize_advantage: Whether to standardise the advantages over the batch. Without it, Σ grows with the
         square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
     :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is

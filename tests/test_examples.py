@@ -180,6 +180,7 @@ def test_agents_are_collected_with_model_cards(study, tmp_path, refusal):
     folder = tmp_path / "agents" / "uatrpo" / "CartPole-v1_1"
     model = UATRPO.load(folder / "CartPole-v1.zip", gym.make("CartPole-v1"), device="cpu")
     assert model.sketch.omega.numel() == 0
+    assert not model.sketch.y_fisher.any()
     (trained,) = (study / "models").rglob("CartPole-v1.zip")
     assert (folder / "CartPole-v1.zip").stat().st_size < min(1_000_000, 0.9 * trained.stat().st_size)
 
