@@ -30,8 +30,8 @@ class MatchedTRPO(TrustRegionAlgorithm):
     .. math:: (\hat F+\text{damping}\cdot I)\,v=\hat g \text{ by conjugate gradients}, \qquad
         \eta=\sqrt{2\delta_{KL}\,/\,v'(\hat F+\text{damping}\cdot I)v}
 
-    with the KL divergence *summed* over action dimensions. sb3-contrib's TRPO takes the mean over them: with A action
-    dimensions, the same δ allows A times the KL divergence there.
+    with the KL divergence *summed* over action dimensions. For Box and MultiBinary actions, sb3-contrib's TRPO takes
+    the mean over them: with A action dimensions, the same δ allows A times the KL divergence there.
 
     Paper: Schulman et al., *Trust Region Policy Optimization*, ICML 2015, https://arxiv.org/abs/1502.05477; the
     defaults are those of the UA-TRPO paper's experiments (its appendix).

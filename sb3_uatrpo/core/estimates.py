@@ -12,7 +12,8 @@ H_i the Fisher matrix of the distribution with respect to h_i, and s_i = A_i ∂
 F̂ is the Hessian at θ_k of the mean KL divergence (the generalised Gauss-Newton matrix: the KL's gradient with
 respect to h vanishes there, so the curvature of h(θ) drops out). All products take all columns of a matrix at once:
 J'U by batched reverse mode, and JX as the derivative of the linear map u ↦ J'u, also in reverse mode, so any network
-that can be differentiated twice works. The constant 1/(1-γ) is left out everywhere, as in the paper's experiments.
+that can be differentiated twice works. The constant 1/(1-γ) is left out of Σ̂, as in the paper's experiments, and of ĝ,
+where it does not change the step.
 """
 
 import math
