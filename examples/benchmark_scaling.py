@@ -163,7 +163,7 @@ def exponents(table: pd.DataFrame) -> pd.Series:
         if len(rows) > 1:
             first, last = rows.iloc[0], rows.iloc[-1]
             found[f"{sweep} ({size})"] = np.log(last["ms"] / first["ms"]) / np.log(last[size] / first[size])
-    return pd.Series(found, name="exponent")
+    return pd.Series(found, name="exponent", dtype=np.float64)
 
 
 def main() -> None:
@@ -191,7 +191,8 @@ def main() -> None:
     table = pd.DataFrame(rows)
     shown = ["sweep", "d", "m", "n", "n_actions", "n_envs", "ms", "peak_mb", "sketch_mb"]
     print(table[shown].round(1).to_string(index=False))
-    print(f"\n{exponents(table).round(2).to_string()}")
+    if len(slopes := exponents(table)):
+        print(f"\n{slopes.round(2).to_string()}")
     print(f"\npython {platform.python_version()} on {platform.machine()}, torch {th.__version__}, one thread")
     args.folder.mkdir(parents=True, exist_ok=True)
     (args.folder / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -28,6 +28,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study import Record, StudyError, final_return
 from sb3_uatrpo.study.folders import StudyFolder, find_runs
+from sb3_uatrpo.study.plan import register_environment
 from sb3_uatrpo.zoo import register
 
 # Seed of the environments here, far from those used in training and its evaluations
@@ -93,6 +94,8 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
         ("licence", "MIT"),
     ]
+    module, _, name = spec.env_id.rpartition(":")
+    module = module and f" --gym-packages {module}"
     # MatchedTRPO has no sketch
     sketch = (
         "The file holds no sketch of the trust region. Further training starts a new sketch.\n\n"
@@ -113,7 +116,7 @@ This agent was trained with sb3_uatrpo. Its seed was fixed beforehand, so it was
 {sketch}Watch it:
 
 ```bash
-python -m rl_zoo3.enjoy --algo {spec.algo} --env {spec.env_id} -f {folder.as_posix()}
+python -m rl_zoo3.enjoy --algo {spec.algo} --env {name}{module} -f {folder.as_posix()}
 ```
 """
 
@@ -169,7 +172,12 @@ def main(args: list[str] | None = None) -> Path:
     for algo in options.algo:
         if not any(record.spec.algo == algo for record in records):
             parser.error(f"{options.study} has no finished run of {algo} with seed {options.seed}")
+    places = [(record.spec.algo, record.spec.env_id) for record in records]
+    for algo, env_id in places:
+        if places.count((algo, env_id)) > 1:
+            parser.error(f"{options.study} has several runs of {algo} on {env_id} with seed {options.seed}")
     for record in records:
+        register_environment(record.spec.env_id)
         found = find_runs(folder.model_path(record.spec))
         if not found:
             parser.error(f"{record.spec}: its model was not saved; run the study with --save-models")
@@ -182,7 +190,8 @@ def main(args: list[str] | None = None) -> Path:
         returns = evaluate(run, options.n_episodes)
         copy = options.output / record.spec.algo / run.name
         shutil.copytree(run, copy, dirs_exist_ok=True)
-        compress(copy / f"{record.spec.env_id}.zip")
+        (model,) = copy.glob("*.zip")
+        compress(model)
         (copy / "README.md").write_text(model_card(record, returns, options.output), encoding="utf-8")
         link = f"[{record.spec.algo}]({copy.relative_to(options.output).as_posix()}/README.md)"
         others = mean_and_deviation(returns), f"{training_return(record):,.0f}"

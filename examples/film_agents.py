@@ -32,6 +32,7 @@ from watch_agent import find_statistics
 
 from sb3_uatrpo.study.folders import find_runs
 from sb3_uatrpo.zoo import register
+from sb3_uatrpo.zoo.registration import RENAMED
 
 MAX_AGENTS = 4
 # Height of the line with the names of the tasks, in pixels
@@ -178,7 +179,9 @@ def main(args: list[str] | None = None) -> Path:
     register()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agents", nargs="+", metavar="AGENT", help="FOLDER, or TASK=FILE")
-    parser.add_argument("--algo", choices=sorted(ALGOS), default="uatrpo", help="algorithm of TASK=FILE")
+    parser.add_argument(
+        "--algo", choices=sorted(ALGOS.keys() - RENAMED.keys()), default="uatrpo", help="algorithm of TASK=FILE"
+    )
     parser.add_argument("--output", type=Path, default=Path("agents.gif"))
     parser.add_argument("--seconds", type=float, default=5.0, help="default: %(default)s")
     parser.add_argument("--fps", type=float, default=12.5, help="frames per second; default: %(default)s")
@@ -210,6 +213,8 @@ def main(args: list[str] | None = None) -> Path:
         # names of folders may contain the sign, too
         env_id, equals, file = (text, "", "") if Path(text).is_dir() else text.partition("=")
         path = Path(file if equals else text)
+        if equals and env_id not in gym.registry:
+            parser.error(f"{text}: Gymnasium knows no environment {env_id!r}")
         if equals and not path.is_file():
             parser.error(f"{text}: there is no file {path}")
         runs = [path] if equals else find_runs(path)
@@ -225,7 +230,8 @@ def main(args: list[str] | None = None) -> Path:
         with redirect_stdout(io.StringIO()):
             try:
                 agent = load_file(env_id, path, options.algo, options.seed) if env_id else load_run(path, options.seed)
-            except ValueError as error:
+            # of another algorithm, or trained on another task
+            except (ValueError, AssertionError) as error:
                 parser.error(f"{path}: {error}")
         normalized = unwrap_vec_normalize(agent.env) is not None
         print(f"{agent.env_id}: {path}, {'with' if normalized else 'without'} statistics of VecNormalize")

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_ind
 
 from sb3_uatrpo.study import (
     Estimate,
@@ -35,6 +34,7 @@ from sb3_uatrpo.study import (
     read_records,
     share_at_least,
     standard_error,
+    welch_test,
 )
 from sb3_uatrpo.study.results import tabulate_runs, update_values
 
@@ -152,7 +152,7 @@ def judge(
                 "high": float(estimate.high),
                 "of the other's mean": float(estimate.value / abs(y.mean())),
                 "verdict": verdict,
-                "Welch's p": float(ttest_ind(x, y, equal_var=False).pvalue),
+                "Welch's p": welch_test(x, y).pvalue,
             }
         )
     table = pd.DataFrame(rows).set_index("task")
@@ -206,19 +206,19 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     )
     parser.add_argument("--noise", type=float, default=0.0, help="adversarial noise of the runs")
     options = parser.parse_args(args)
-    # a run that is in several folders counts once
-    records: dict[str, Record] = {}
+    records: list[Record] = []
     for folder in options.folder:
-        found, bad = read_records(folder / "records")
+        try:
+            found, bad = read_records(folder / "records")
+        except StudyError as error:
+            parser.error(f"--folder: {error}")
         if not found:
             parser.error(f"--folder: there are no records in {folder / 'records'}")
         for path, reason in bad:
             print(f"left out {path.name}: {reason}")
-        for record in found:
-            if record.status == "done" or record.spec.key() not in records:
-                records[record.spec.key()] = record
+        records += found
     try:
-        runs = tabulate_runs(list(records.values()))
+        runs = tabulate_runs(records)
     except StudyError as error:
         parser.error(f"--folder: {error}")
     runs = runs[runs.final_return.notna() & (runs.variant == (f"noise={options.noise:g}" if options.noise else ""))]

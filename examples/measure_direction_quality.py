@@ -25,7 +25,7 @@ import json
 import math
 import platform
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -241,11 +241,18 @@ def measure(
         **{module.__name__: module.__version__ for module in (sb3_uatrpo, stable_baselines3, gym, mujoco, th)},
     }
     record = {"env": env_id, "seed": seed, "n_steps": n_steps, "versions": versions, "checkpoints": checkpoints}
+    record |= {"rollouts": [n_reference, n_tests], "variants": variants}
     path.write_text(json.dumps(record) + "\n")
     return path
 
 
-def differs(path: Path, n_steps: int, updates: list[int], variants: Iterable[str]) -> str:
+def differs(
+    path: Path,
+    n_steps: int,
+    updates: list[int],
+    variants: Mapping[str, tuple[str, dict[str, Any]]],
+    rollouts: tuple[int, int],
+) -> str:
     """How a file's options differ from these, as far as the file shows them; empty if they do not."""
     record = json.loads(path.read_text())
     checkpoints = record["checkpoints"]
@@ -256,7 +263,15 @@ def differs(path: Path, n_steps: int, updates: list[int], variants: Iterable[str
         return f"--updates: {' '.join(checkpoints)}"
     measured = set(next(iter(checkpoints.values())))
     different = measured ^ {GRADIENT, *variants}
-    return f"variants: {', '.join(sorted(different))}" if different else ""
+    if "rollouts" in record:
+        # JSON has lists for tuples
+        given = json.loads(json.dumps(variants))
+        different |= {name for name in given if record["variants"].get(name) != given[name]}
+    if different:
+        return f"variants: {', '.join(sorted(different))}"
+    if record.get("rollouts", list(rollouts)) != list(rollouts):
+        return f"numbers of rollouts: {record['rollouts'][0]} for the reference, {record['rollouts'][1]} for tests"
+    return ""
 
 
 def read(paths: list[Path]) -> pd.DataFrame:
@@ -352,7 +367,9 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     variants = {name: variants[name] for name in variants if name in {options.reference, *(options.only or variants)}}
     paths = {(env, seed): options.folder / f"{env}_{seed}.json" for seed in options.seeds for env in options.env}
     for path in paths.values():
-        if path.exists() and (difference := differs(path, options.n_steps, updates, variants)):
+        if path.exists() and (
+            difference := differs(path, options.n_steps, updates, variants, (n_reference, options.test_rollouts))
+        ):
             parser.error(f"{path} was measured with other {difference}: choose another --folder")
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [

@@ -76,6 +76,8 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     options = parser.parse_args(args)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1, but it is {options.jobs}")
+    if options.picture and not options.picture.parent.is_dir():
+        parser.error(f"--picture: there is no folder {options.picture.parent}")
     try:
         specs = plan(options.algo, options.env, options.seed, options.n_timesteps, eval_freq=0)
         folder = StudyFolder(options.folder, create=True)

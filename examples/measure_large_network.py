@@ -65,6 +65,8 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--test-rollouts", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(args)
+    if options.size < 36:
+        parser.error(f"--size must be at least 36, but it is {options.size}")
     th.set_num_threads(1)
 
     env = make_vec_env(Quadrants, seed=options.seed, env_kwargs={"size": options.size})

@@ -100,6 +100,8 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--n-updates", type=int, default=15, help="updates of 1,000 steps")
     options = parser.parse_args(args)
+    if options.n_updates < 1:
+        parser.error(f"--n-updates must be at least 1, but it is {options.n_updates}")
     rows = []
     for length, (n_envs, n_steps) in itertools.product(options.lengths, SHAPES):
         runs = [train(length, n_envs, n_steps, options.n_updates, seed) for seed in options.seeds]

@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
+import gymnasium as gym
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch as th
@@ -59,6 +60,8 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     options = parser.parse_args(args)
     if options.n_timesteps < 1:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
+    if options.env not in gym.registry:
+        parser.error(f"--env: Gymnasium knows no environment {options.env!r}")
     if not options.picture.parent.is_dir():
         parser.error(f"--picture: there is no folder {options.picture.parent}")
 

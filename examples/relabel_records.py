@@ -13,7 +13,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from sb3_uatrpo.study import RunSpec, read_records, write_record
+from sb3_uatrpo.study import RunSpec, StudyError, read_records, write_record
 
 VARIANT = "paper-batches"
 
@@ -51,4 +51,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="folders of studies")
     for folder in parser.parse_args().folders:
-        print(f"{folder}: {relabel(folder)} renamed")
+        try:
+            print(f"{folder}: {relabel(folder)} renamed")
+        except StudyError as error:
+            parser.error(str(error))

@@ -24,6 +24,8 @@ def main(args: list[str] | None = None) -> UATRPO:
     parser.add_argument("--n-timesteps", type=int, default=20_000, help="steps before the stop, and again after it")
     parser.add_argument("--folder", type=Path, default=Path("runs/resume"))
     options = parser.parse_args(args)
+    if options.n_timesteps < 1:
+        parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
     th.set_num_threads(1)
 
     env = VecNormalize(make_vec_env("Pendulum-v1", seed=0), norm_reward=False, gamma=0.95)

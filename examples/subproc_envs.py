@@ -22,6 +22,8 @@ def main(args: list[str] | None = None) -> UATRPO:
     parser.add_argument("--n-timesteps", type=int, default=50_000)
     parser.add_argument("--n-envs", type=int, default=2)
     options = parser.parse_args(args)
+    if options.n_envs < 1:
+        parser.error(f"--n-envs must be at least 1, but it is {options.n_envs}")
     th.set_num_threads(1)
 
     env = make_vec_env("Pendulum-v1", n_envs=options.n_envs, seed=0, vec_env_cls=SubprocVecEnv)

@@ -54,9 +54,12 @@ def mean_of(values: pd.Series | np.ndarray) -> str:
 
 def finished_runs(folder: Path) -> pd.DataFrame:
     """
-    :raises StudyError: if the folder has no finished runs, or records that cannot be read
+    :raises StudyError: if the folder has no finished runs
     """
-    runs = tabulate_runs(read_records(folder / "records")[0])
+    records, bad = read_records(folder / "records")
+    for path, reason in bad:
+        print(f"left out {path.name}: {reason}")
+    runs = tabulate_runs(records)
     runs = runs[runs.final_return.notna()]
     if runs.empty:
         raise StudyError(f"there are no finished runs in {folder / 'records'}")

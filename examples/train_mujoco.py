@@ -180,7 +180,8 @@ def main(args: list[str] | None = None) -> Path:
     episodes = load_results(str(folder))
     final = final_return(episodes["l"].cumsum(), episodes["r"], model.num_timesteps)
     print(f"final return:    {final:.1f} (mean over the last tenth of the steps)")
-    watch = [sys.executable, "examples/watch_agent.py", str(folder), "--algo", options.algo, "--env", options.env]
+    script = Path(__file__).with_name("watch_agent.py")
+    watch = [sys.executable, str(script), str(folder), "--algo", options.algo, "--env", options.env]
     print(f"watch the agent: {shlex.join(watch)}")
     return folder
 

@@ -129,6 +129,8 @@ def main(args: list[str] | None = None) -> UATRPO:
     parser.add_argument("--n-timesteps", type=int, default=64_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(args)
+    if not 1 <= options.n_envs <= 2000:
+        parser.error(f"--n-envs must be from 1 to 2000, but it is {options.n_envs}")
     th.set_num_threads(1)
 
     if options.envpool is None:

@@ -16,6 +16,7 @@ import re
 import warnings
 from pathlib import Path
 
+import gymnasium as gym
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import check_for_correct_spaces
@@ -68,6 +69,8 @@ def load_agent(
     for path in filter(None, (file, statistics)):
         if not path.is_file():
             parser.error(f"there is no file {path}")
+    if options.env not in gym.registry:
+        parser.error(f"--env: Gymnasium knows no environment {options.env!r}")
     cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
     try:
         model = cls.load(file, device="cpu")

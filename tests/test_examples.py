@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -30,7 +31,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.study import final_return, read_records
+from sb3_uatrpo.study import final_return, read_records, write_record
 from tests.forked import run_script
 from tests.installing import run as run_command
 
@@ -206,6 +207,9 @@ def test_agents_are_collected_with_model_cards(study, tmp_path, refusal):
     model.learn(1)
 
     assert "no finished run of uatrpo with seed 7" in refusal(*words, "--seed", "7")
+    shutil.copytree(study, tmp_path / "twice")
+    write_record(replace(record, spec=replace(record.spec, n_timesteps=900)), tmp_path / "twice" / "records")
+    assert "has several runs of uatrpo on CartPole-v1 with seed 0" in refusal("collect_agents.py", "twice")
     shutil.copytree(study, tmp_path / "without")
     shutil.rmtree(tmp_path / "without" / "models")
     assert "run the study with --save-models" in refusal("collect_agents.py", "without")
@@ -296,7 +300,8 @@ def test_the_printed_command_watches_the_agent(tmp_path):
     (line,) = (line for line in run(tmp_path, "train_mujoco.py", *args).splitlines() if "watch the agent" in line)
     python, script, *words = shlex.split(line.split(":", 1)[1])
     assert python == sys.executable
-    assert script == "examples/watch_agent.py"
+    # it works from any folder
+    assert Path(script) == EXAMPLES / "watch_agent.py"
     assert "return" in run(tmp_path, "watch_agent.py", *words, "--render-mode", "none", "--n-episodes", "1")
 
 
@@ -363,7 +368,9 @@ def test_measure_direction_quality(tmp_path, refusal):
     for changed, said in (
         ([*args, "--updates", "2"], "--updates: 2 4"),
         (args[:-2], "variants: mine"),
+        ([*args[:-1], "mine=UATRPO:shrinkage=0.7"], "variants: mine"),
         ([*args, "--n-steps", "1000"], "--n-steps: 500"),
+        ([*args, "--test-rollouts", "1"], "numbers of rollouts: 2 for the reference, 2 for tests"),
     ):
         assert f"was measured with other {said}" in refusal("measure_direction_quality.py", *changed)
 
@@ -392,6 +399,18 @@ def test_measure_large_network(tmp_path):
         ("train_mujoco.py", ["--env", "Hoper-v4"], "Hoper-v4"),
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
         ("watch_agent.py", ["nowhere"], "there is no file nowhere"),
+        ("watch_agent.py", [str(AGENT), "--env", "Hoper-v4"], "Gymnasium knows no environment 'Hoper-v4'"),
+        ("film_agents.py", [f"Hoper-v4={AGENT / 'Hopper-v4.zip'}"], "Gymnasium knows no environment 'Hoper-v4'"),
+        ("film_agents.py", [f"Swimmer-v4={AGENT / 'Hopper-v4.zip'}"], "spaces must have the same shape"),
+        ("measure_kl_ratio.py", ["--picture", "nowhere/picture.png"], "there is no folder nowhere"),
+        ("measure_large_network.py", ["--size", "20"], "--size must be at least 36"),
+        ("measure_short_episodes.py", ["--n-updates", "0"], "--n-updates must be at least 1"),
+        ("read_uncertainty.py", ["--env", "Hoper-v4"], "Gymnasium knows no environment 'Hoper-v4'"),
+        ("resume.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
+        ("subproc_envs.py", ["--n-envs", "0"], "--n-envs must be at least 1"),
+        ("vector_env.py", ["--n-envs", "3000"], "--n-envs must be from 1 to 2000"),
+        ("tabulate_search.py", ["--folder", "nowhere"], "no such folder"),
+        ("show_recommended.py", ["--folder", "nowhere"], "no such folder"),
         ("watch_agent.py", [str(AGENT), "--algo", "trpo_matched"], "a file that MatchedTRPO saved, but another"),
         ("watch_agent.py", [str(AGENT), "--env", "Swimmer-v4"], "was not trained on Swimmer-v4"),
         ("export_onnx.py", ["nowhere"], "there is no file nowhere"),
@@ -483,6 +502,7 @@ def test_benchmark_scaling(tmp_path, refusal):
     assert "environments (n)" in output
     rows = json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())
     assert [(row["n_steps"], row["n_envs"]) for row in rows] == [(1000, 1), (5000, 1), (1000, 1), (1000, 4), (1000, 8)]
+    assert "exponent" not in run_command(*command[:3], "actions", "--most-steps", "1000", cwd=tmp_path)
     assert "--sweep must be among 'network', " in refusal("benchmark_scaling.py", "--sweep", "networks")
 
 

@@ -122,6 +122,10 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
     assert by_task["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "none")])
+    assert "none/records: no such folder" in capsys.readouterr().err
+    (tmp_path / "empty" / "records").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        main([*options, "--newer", str(tmp_path / "empty")])
     assert "--newer: there are no records in" in capsys.readouterr().err
 
 

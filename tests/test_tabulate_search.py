@@ -57,6 +57,10 @@ def test_means_have_standard_errors_where_there_are_several_runs(tmp_path):
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path)])
+    assert "records: no such folder" in capsys.readouterr().err
+    (tmp_path / "records").mkdir()
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path)])
     assert "--folder: there are no finished runs in" in capsys.readouterr().err
 
 
@@ -96,7 +100,7 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     [
         (["Hopper-v4"], "rivals", "--env, --seeds: no setting has runs of 100, 101, 102, 103 on each of Hopper-v4"),
         (["Ant-v4"], "rivals", "--env: no rival has runs on Ant-v4"),
-        (["Hopper-v4"], "none", "--rivals: there are no finished runs in"),
+        (["Hopper-v4"], "none", "no such folder"),
     ],
 )
 def test_what_cannot_be_ranked_is_named(tmp_path, capsys, tasks, rivals, message):

@@ -105,13 +105,14 @@ def run(
     from sb3_uatrpo.study.driver import ProcessExecutor, run_study
     from sb3_uatrpo.study.folders import StudyFolder
     from sb3_uatrpo.study.plan import plan
+    from sb3_uatrpo.study.results import counted
 
     specs = plan(**_study(**study))
     target = StudyFolder(folder, create=True)
     if save_models:
-        recorded = [spec for spec in specs if (target.records_path / spec.file_name).exists()]
-        if n_without := sum(not target.model_path(spec).exists() for spec in recorded):
-            click.echo(f"{n_without} runs have a record but no model; they are not repeated")
+        done = {record.spec for record in target.read_all(series=False)[0] if record.status == "done"}
+        if n_without := sum(spec in done and not target.model_path(spec).exists() for spec in specs):
+            click.echo(f"finished before without their model, and not repeated: {counted(n_without, 'run')}")
 
     def make_executor() -> "Executor":
         if address is not None:
@@ -172,7 +173,7 @@ def report(folders: tuple[Path, ...], output: Path | None, algos: tuple[str, ...
     from sb3_uatrpo.study.report import report as write_report
 
     if len(algos) not in (0, 2):
-        raise StudyError(f"--algo takes the two algorithms to compare, but it is {' '.join(algos)}")
+        raise StudyError(f"--algo takes two algorithms to compare, but {len(algos)} are given: {' '.join(algos)}")
     pair = (algos[0], algos[1]) if algos else None
     click.echo(write_report(folders, output or folders[0] / "report", pair, **options))
 
@@ -189,7 +190,9 @@ def main() -> None:
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
         if message.startswith("No such"):
-            message = next((f"{name} is gone: {now}" for name, now in GONE.items() if f"'{name}'" in message), message)
+            message = next(
+                (f"{name} was removed: {now}" for name, now in GONE.items() if f"'{name}'" in message), message
+            )
     except ModuleNotFoundError as error:
         message = f'{error}; run pip install "sb3_uatrpo[study]"'
     # OSError: a file or folder cannot be written

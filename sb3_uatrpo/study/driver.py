@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sb3_uatrpo.study.folders import Files, StudyFolder
-from sb3_uatrpo.study.record import OUTPUT_HEADING, Record, RunSpec, StudyError, read_record, write_record
+from sb3_uatrpo.study.record import (
+    OUTPUT_HEADING,
+    Record,
+    RunSpec,
+    StudyError,
+    read_record,
+    refuse_unequal_lengths,
+    write_record,
+)
 from sb3_uatrpo.study.worker import MODEL, ONE_THREAD, OUTPUT, STEPS, TASK, failed_record
 
 # Seconds between updates of the display, and between checks whether a process has ended
@@ -111,8 +120,13 @@ class RunProcess:
                 record = replace(record, traceback=record.traceback + output)
         except StudyError as error:
             code = self.process.returncode
-            reason = f"the run's process ended with exit code {code} (if negative, a signal of that number killed it)"
-            reason = (f"its record cannot be read: {error}" if path.exists() else reason) + output
+            if path.exists():
+                reason = f"its record cannot be read: {error}"
+            elif code < 0:
+                reason = f"the run's process was killed by signal {-code} ({signal.strsignal(-code)})"
+            else:
+                reason = f"the run's process ended with exit code {code}"
+            reason += output
         model = self.path / MODEL
         files = {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
         self.stop()
@@ -186,7 +200,8 @@ def run_study(
     :param retry_failed: whether to repeat runs that have failed
     :param retry_corrupted: whether to repeat runs whose record cannot be read
     :return: the state of the study afterwards
-    :raises StudyError: if another driver is at work in the folder, or a record cannot be written
+    :raises StudyError: if another driver is at work in the folder, finished runs there have another length, or a record
+        cannot be written
     """
     console = Console(stderr=True, highlight=False)
     columns = BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn()
@@ -204,8 +219,21 @@ def run_study(
         ended = [kept[spec] for spec in specs if spec in kept]
         missing = [spec for spec in specs if spec not in kept and spec.file_name not in unreadable]
         repeated = {spec.file_name for spec in missing}
+        refuse_unequal_lengths(
+            (
+                (spec.env_id, spec.algo, spec.n_timesteps)
+                for spec in [*specs, *(record.spec for record in records if record.status == "done")]
+            ),
+            f"use another folder than {folder.path}, or delete its records of the other length",
+        )
+        planned = {spec.file_name: spec for spec in specs}
         for path, reason in corrupted:
-            say(f"{'repeating' if path.name in repeated else 'skipped'} corrupted record {path}: {reason}")
+            if path.name not in planned:
+                say(f"ignored {path}: {reason}")
+            elif path.name in repeated:
+                say(f"repeating {planned[path.name]}: its record cannot be read ({reason})")
+            else:
+                say(f"skipped {planned[path.name]}: {path} cannot be read ({reason}); --retry-corrupted repeats it")
         if ended:
             say(f"{len(ended)} of {len(specs)} runs have a record already")
         if missing:
@@ -256,7 +284,7 @@ def _results(
             under_way[spec] = attempts + 1, started
             executor.submit(spec)
         else:
-            reason = f"lost {attempts} times, the last: {reason}" if attempts > 1 else reason
+            reason = f"lost {attempts} times, at last because {reason}" if attempts > 1 else reason
             yield record or failed_record(spec, reason, started), model
 
 

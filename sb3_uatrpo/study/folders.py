@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from sb3_uatrpo.study.record import LeftOut, Record, RunSpec, StudyError, read_records, write_atomically, write_record
+from sb3_uatrpo.study.record import (
+    LeftOut,
+    Record,
+    RunSpec,
+    StudyError,
+    each_run_once,
+    read_records,
+    write_atomically,
+    write_record,
+)
 
 MARKER = "study.json"
 # Format of the folder; records have their own
@@ -73,7 +82,8 @@ class StudyFolder:
 
     def read_all(self, series: bool = True) -> tuple[list[Record], LeftOut]:
         """:return: the records, and (path, reason) of each file that is not a valid record, as from ``read_records``"""
-        return read_records(self.records_path, series)
+        # the first run makes it, in a folder that was copied without its empty folders too
+        return read_records(self.records_path, series) if self.records_path.is_dir() else ([], [])
 
     def write(self, record: Record, model: Files | None = None) -> Path:
         """:return: the file of the record; ``model`` are files for RL Zoo's ``enjoy``, as in RL Zoo's log folder"""
@@ -90,12 +100,12 @@ class StudyFolder:
 
 def read_folder(*folders: str | os.PathLike[str]) -> tuple[list[Record], LeftOut]:
     """
-    :param folders: studies' folders, or RL Zoo's log folders. A run that is in several counts once: a finished one if
-        there is one, otherwise the first.
+    :param folders: studies' folders, or RL Zoo's log folders. A run that is in several counts once, as in
+        ``each_run_once``.
     :return: records, and (path, reason) of each file that cannot be read
     :raises StudyError: if one is neither
     """
-    records: dict[RunSpec, Record] = {}
+    records: list[Record] = []
     unreadable: LeftOut = []
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -106,11 +116,9 @@ def read_folder(*folders: str | os.PathLike[str]) -> tuple[list[Record], LeftOut
             raise StudyError(
                 f"{folder}: neither a study (no {MARKER}) nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)"
             )
+        records += found
         unreadable += bad
-        for record in found:
-            if record.spec not in records or (records[record.spec].status, record.status) == ("failed", "done"):
-                records[record.spec] = record
-    return list(records.values()), unreadable
+    return each_run_once(records), unreadable
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -122,8 +130,8 @@ def find_runs(folder: Path) -> list[Path]:
 def read_zoo_folder(folder: Path) -> tuple[list[Record], LeftOut]:
     """
     :return: records of ``find_runs``, and (path, reason) of folders that cannot be read or that repeat another one.
-        An unfinished run has status ``"failed"``. Where runs of an algorithm have different settings, their variant is
-        the number of the first folder with their settings.
+        An unfinished run has status ``"failed"``. Where runs of an algorithm in an environment have different settings,
+        their variant is the name of the first folder with their settings.
     """
     records: dict[RunSpec, tuple[Record, Path]] = {}
     bad = []
@@ -140,14 +148,15 @@ def read_zoo_folder(folder: Path) -> tuple[list[Record], LeftOut]:
             bad.append((run, f"the same run as {where.name}: equal settings and seed"))
         elif other is None or record.status == "done":
             records[record.spec] = (record, run)
-    # for each algorithm and environment, the number of the first folder with some settings
-    numbers: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    # for each algorithm and environment, the first folder with some settings. A number alone would be that of other
+    # settings in other environments.
+    names: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for record, run in sorted(records.values(), key=lambda item: (len(item[1].name), item[1].name)):
         if record.status == "done":
-            numbers[record.spec.algo, record.spec.env_id].setdefault(_settings(record), run.name.rpartition("_")[2])
+            names[record.spec.algo, record.spec.env_id].setdefault(_settings(record), run.name)
     named = []
     for record, _ in records.values():
-        of = numbers[record.spec.algo, record.spec.env_id]
+        of = names[record.spec.algo, record.spec.env_id]
         variant = of.get(_settings(record), "") if len(of) > 1 else ""
         named.append(replace(record, spec=replace(record.spec, variant=variant)))
     return named, bad

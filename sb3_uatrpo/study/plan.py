@@ -25,6 +25,8 @@ ZOO_HYPERPARAMETERS = {
 # Arguments of the constructor that the run sets itself
 NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 NOISE = "adversarial_noise"
+# As YAML and Python write them
+WORDS = {"true": True, "false": False, "null": None, "none": None}
 # A longer range is a mistake in writing
 MAX_SEEDS = 100_000
 
@@ -205,10 +207,13 @@ def _errors_of(source: str) -> Iterator[None]:
 
 
 def parse_value(text: str) -> Any:
-    """:return: the value of a Python literal; other text unchanged, since RL Zoo evaluates some code in its files"""
+    """
+    :return: the value of a Python literal, or of YAML's ``true``, ``false`` and ``null``; other text unchanged, since
+        RL Zoo evaluates some code in its files
+    """
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval(text.strip())
-    return text
+    return WORDS.get(text.strip().lower(), text)
 
 
 def split_assignment(text: str) -> tuple[str, Any]:
@@ -251,7 +256,7 @@ def _by_algorithm(
         elif algo in for_one:
             for_one[algo].append(rest)
         else:
-            raise StudyError(f"{what} of {algo!r}, which is not in the study: {text}")
+            raise StudyError(f"{text} gives {what} to {algo!r}, which is not in the study")
     return {algo: for_all + texts for algo, texts in for_one.items()}
 
 
@@ -260,6 +265,9 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
+        if isinstance(condition.get(NOISE), int):
+            # as --noise and study files have it, or the same run would have two keys
+            condition[NOISE] = float(condition[NOISE])
         named = [
             f"{'noise' if name == NOISE else name}={_short(value)}"
             for name, value in condition.items()

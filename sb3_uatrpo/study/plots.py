@@ -54,6 +54,11 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {label: {"color": color, "linestyle": line} for label, (color, line) in zip(labels, looks, strict=False)}
 
 
+def _marks(n_points: int) -> dict[str, Any]:
+    """Few points, such as those of evaluations, are marked: a single one would be invisible otherwise."""
+    return {"marker": "o", "markersize": 4, "markeredgewidth": 0} if n_points <= 20 else {}
+
+
 def plot_learning_curves(
     ax: Axes, curves: Curves, style: Styles | None = None, ylabel: str = "training return"
 ) -> Axes:
@@ -61,11 +66,9 @@ def plot_learning_curves(
     style = style or styles(list(curves))
     for label, (timesteps, returns) in curves.items():
         table = pd.DataFrame(np.transpose(returns), index=np.asarray(timesteps, dtype=np.float64)).dropna()
-        # few points, such as those of evaluations, are marked: a single one would be invisible otherwise
-        marks = {"marker": "o", "markersize": 4, "markeredgewidth": 0} if len(table) <= 20 else {}
         points = table.rename_axis("step").reset_index().melt("step", value_name="return")
         common: dict[str, Any] = {"data": points, "x": "step", "y": "return", "ax": ax, "legend": False, **style[label]}
-        sns.lineplot(**common, label=label, errorbar="se", linewidth=1.8, zorder=3, **marks)
+        sns.lineplot(**common, label=label, errorbar="se", linewidth=1.8, zorder=3, **_marks(len(table)))
         if table.columns.size > 1:
             # many runs would hide their mean
             alpha = min(0.45, max(0.12, 4 / table.columns.size))
@@ -135,7 +138,8 @@ def plot_kl_ratio_over_training(ax: Axes, ratios: Curves, style: Styles | None =
     quartiles: dict[str, Any] = {"estimator": "median", "errorbar": ("pi", 50), "err_kws": {"linewidth": 0}}
     for label, (timesteps, values) in ratios.items():
         x = np.ceil(np.asarray(timesteps, dtype=np.float64) * N_PARTS / last) / N_PARTS * last
-        sns.lineplot(x=x, y=values, ax=ax, label=label, legend=False, linewidth=1.8, **quartiles, **style[label])
+        look = {"label": label, "legend": False, "linewidth": 1.8, **style[label], **_marks(len(np.unique(x)))}
+        sns.lineplot(x=x, y=values, ax=ax, **quartiles, **look)
     ax.axhline(1.0, color="0.2", linewidth=0.8, zorder=0)
     ax.set_yscale("log")
     low, high = ax.get_ylim()

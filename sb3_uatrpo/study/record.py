@@ -243,7 +243,10 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
     """
     :return: the records in a folder, with their series if wanted, sorted by file name, and (path, reason) of each file
         that is not a record or is a copy of one under another name
+    :raises StudyError: if there is no such folder
     """
+    if not Path(folder).is_dir():
+        raise StudyError(f"{folder}: no such folder")
     records, bad = [], []
     for path in sorted(Path(folder).glob("[!.]*.json*")):
         try:
@@ -257,6 +260,23 @@ def read_records(folder: str | os.PathLike[str], series: bool = True) -> tuple[l
         else:
             bad.append((path, f"a copy: the file of this record is called {record.spec.file_name}"))
     return records, bad
+
+
+def each_run_once(records: Iterable[Record]) -> list[Record]:
+    """
+    :return: one record of each run: a finished one if there is one, a study's rather than RL Zoo's, which has no values
+        of updates and other evaluations; otherwise the first
+    """
+    kept: dict[RunSpec, Record] = {}
+    for record in records:
+        other = kept.setdefault(record.spec, record)
+        if _worth(record) > _worth(other):
+            kept[record.spec] = record
+    return list(kept.values())
+
+
+def _worth(record: Record) -> tuple[bool, bool]:
+    return record.status == "done", bool(record.updates.get("timesteps"))
 
 
 def _rounded(series: Table) -> Table:

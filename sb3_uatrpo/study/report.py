@@ -31,7 +31,7 @@ DEFINITIONS = f"""\
 - *Welch*: two-sided t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
 - *Probability of improvement*: how often a run of the first algorithm ends above a run of the second; a tie
-  counts as half."""
+  counts as half. Its interval is left out if all resamples agree."""
 
 SMOOTHED = f"trailing mean over {FINAL_SHARE:.0%} of the steps"
 CAPTIONS = {
@@ -243,8 +243,8 @@ def _aggregates(results: Results) -> Iterator[str]:
             yield "Nothing is averaged over environments: no algorithm has the same number of runs in each."
         return
     yield (
-        "Over all environments, with final returns scaled from 0, the lowest of all runs in an environment, to 1, the "
-        "highest; for algorithms with the same number of runs in every environment:"
+        "Over all environments, with final returns scaled from 0, the lowest of all runs shown in an environment, of "
+        "every variant, to 1, the highest; for algorithms with the same number of runs in every environment:"
     )
     averaged, improvements = [], []
     for variant, by_label in results.scores.items():

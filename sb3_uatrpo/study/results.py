@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError, refuse_unequal_lengths
+from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError, each_run_once, refuse_unequal_lengths
 from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
 
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
@@ -36,7 +36,8 @@ def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd
     varied for a single algorithm become part of its name, so that its versions are compared with each other and with
     the other algorithms.
 
-    :param records: of any algorithms, environments, variants and hyperparameters
+    :param records: of any algorithms, environments, variants and hyperparameters. A run that is there more than once
+        counts once.
     :param variants: the variants to keep, ``"plain"`` for runs without varied values; all by default
     :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant and values varied for it
         alone; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of episodes, NaN
@@ -44,10 +45,11 @@ def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd
     :raises StudyError: if finished runs differ in hyperparameters within a name, or in numbers of steps within an
         environment; or if one of ``variants`` does not exist
     """
+    records = each_run_once(records)
     names, algorithms = _variants_and_algorithms([record.spec for record in records])
     rows = [(record.spec.env_id, record.spec.seed, record.status, record.spec.n_timesteps) for record in records]
     runs = pd.DataFrame(rows, columns=["environment", "seed", "status", "n_timesteps"])
-    runs = runs.assign(variant=names, algorithm=algorithms, record=list(records))
+    runs = runs.assign(variant=names, algorithm=algorithms, record=records)
     runs["final_return"] = [_final_mean(record, record.episodes["returns"]) for record in records]
     runs["final_success"] = list(map(_final_success, records))
     known = [name or UNVARIED for name in sorted(set(names))]
@@ -246,7 +248,8 @@ class Results:
     def scores(self) -> dict[str, dict[str, Array]]:
         """
         :return: for each variant with several environments, and each label with the same number of runs in all of them:
-            final returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
+            final returns scaled from 0, the lowest of ``runs`` in the environment, to 1, the highest
+            (``n_runs x n_envs``)
         """
         by_env = self.compared.groupby("environment").final_return
         lowest, highest = by_env.transform("min"), by_env.transform("max")

@@ -117,9 +117,18 @@ def test_no_noise_is_the_plain_algorithm_whatever_a_file_says(tmp_path):
     ]
 
 
+def test_noise_has_one_key_however_it_is_written():
+    (typed,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [1]})
+    (of_option,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [1.0]})
+    assert typed == of_option
+    assert typed.variant == "noise=1"
+
+
 def test_values_are_read_as_python_writes_them():
     values = ["0.1", "1e-3", "True", "[1, 2]", "lin_0.1", "dict(a=1)", "'text'"]
     assert [parse_value(text) for text in values] == [0.1, 0.001, True, [1, 2], "lin_0.1", "dict(a=1)", "text"]
+    # as text, "false" would switch on what it should switch off
+    assert [parse_value(text) for text in ("false", "TRUE", "null", "none")] == [False, True, None, None]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,7 @@ def test_values_are_read_as_python_writes_them():
         ({"params": ["seed:1"]}, "unknown hyperparameter 'seed' of ppo"),
         ({"params": ["gamma"]}, "a hyperparameter must be written name:value, but it is 'gamma'"),
         ({"params": ["trpo.gamma:0.9"]}, "'trpo', which is not in the study"),
-        ({"params": ["ppoo.gamma:0.9"]}, "a hyperparameter of 'ppoo', which is not in the study: ppoo.gamma:0.9"),
+        ({"params": ["ppoo.gamma:0.9"]}, "ppoo.gamma:0.9 gives a hyperparameter to 'ppoo', which is not in the study"),
         ({"env_ids": [":CartPole-v1"]}, "unknown environment ':CartPole-v1'; did you mean 'CartPole-v1'?"),
         ({"env_ids": ["..:Odd-v0"]}, "environment '..:Odd-v0': TypeError: "),
         ({"env_ids": ["broken_task:Odd-v0"]}, "environment 'broken_task:Odd-v0': SystemExit: not today"),
@@ -177,7 +186,7 @@ def test_values_are_read_as_python_writes_them():
         ({"params": ["n_timesteps:50"]}, "n_timesteps is given twice: for all runs (10), and as a hyperparameter"),
         ({"variants": {"long": {"ppo": {"n_timesteps": 50}}}}, "n_timesteps is given twice"),
         ({"algos": ["ars"], "params": ["n_envs:2"]}, "ars takes n_envs 1 in a study, but on CartPole-v1 it is 2"),
-        ({"conf_files": ["sac:own.yml"]}, "a file of 'sac', which is not in the study: sac:own.yml"),
+        ({"conf_files": ["sac:own.yml"]}, "sac:own.yml gives a file to 'sac', which is not in the study"),
     ],
 )
 def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):

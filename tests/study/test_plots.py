@@ -81,6 +81,10 @@ def test_kl_ratio_over_training(ax):
     np.testing.assert_allclose(drawn["both"], np.stack([np.arange(2000, 101_000, 2000), np.full(50, 2.5)], axis=1))
     np.testing.assert_allclose(drawn["one"], np.stack([np.arange(2000, 51_000, 2000), np.full(25, 0.5)], axis=1))
     np.testing.assert_allclose(drawn["short"], [[2000, 7.0]])
+    # a line of one point would be invisible
+    assert {line.get_label(): line.get_marker() for line in ax.get_lines() if line.get_label() in ratios} == {
+        "both": "None", "one": "None", "short": "o",
+    }  # fmt: skip
     band = ax.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (1.75, 4.75)
     assert ax.get_yscale() == "log"

@@ -35,7 +35,8 @@ def test_what_was_written_is_read(tmp_path):
     assert path.name == f"uatrpo_Hopper-v4_noise=1_s3_{SPEC.key()}.json.gz"
     assert read_record(path) == RECORD
     assert read_records(tmp_path / "new") == ([RECORD], [])
-    assert read_records(tmp_path / "none") == ([], [])
+    with pytest.raises(StudyError, match="none: no such folder"):
+        read_records(tmp_path / "none")
     # nothing else is left, and a second write replaces the first
     write_record(replace(RECORD, status="failed", traceback="why"), tmp_path / "new")
     assert [file.name for file in (tmp_path / "new").iterdir()] == [path.name]

@@ -569,12 +569,24 @@ def test_report_on_a_folder_of_rl_zoos(tmp_path, page):
     assert len(read_folder(tmp_path / "logs" / "ppo" / "CartPole-v1_1")[0]) == 1
 
 
-def test_runs_of_rl_zoos_with_different_settings_have_the_number_of_a_folder(tmp_path, page):
+def test_a_run_counts_once():
+    record = make_record()
+    failed = dataclasses.replace(record, status="failed", traceback="why")
+    # RL Zoo's folder of the same run
+    without = dataclasses.replace(record, updates={"timesteps": []})
+    for same in ([record, record], [failed, record], [without, record], [record, without]):
+        (row,) = tabulate_runs(same).itertuples()
+        assert row.record is record
+
+
+def test_runs_of_rl_zoos_with_different_settings_have_the_name_of_a_folder(tmp_path, page):
     for number, gamma, seed in ((1, 0.9, 0), (2, 0.9, 1), (3, 0.99, 0), (10, 0.99, 1), (11, 0.5, 0)):
         zoo_run(tmp_path, number=number, seed=seed, gamma=gamma, taken=0 if gamma == 0.5 else None)
     zoo_run(tmp_path, "ppo", number=4)
     table = rows(section(page(tmp_path), "Returns"))
-    assert [row[2:4] for row in table] == [["uatrpo (1)", "2"], ["uatrpo (3)", "2"], ["ppo", "1"]]
+    assert [row[2:4] for row in table] == [
+        ["uatrpo (CartPole-v1_1)", "2"], ["uatrpo (CartPole-v1_3)", "2"], ["ppo", "1"],
+    ]  # fmt: skip
 
 
 def test_a_run_that_was_repeated_after_a_failure_counts(tmp_path):

@@ -519,11 +519,11 @@ def test_failures_corruption_and_changed_settings(tmp_path, finish, monkeypatch)
     first.write_bytes(first.read_bytes()[:100])
     second.write_bytes(gzip.compress(b"{}"))
     said = finish(words, code=1)
-    assert f"skipped corrupted record {first}" in said
-    assert f"skipped corrupted record {second}: 'format' is a required property" in said
+    assert f"skipped uatrpo on tests.study.tasks:Waiting-v0, seed 0: {first} cannot be read (" in said
+    assert f"{second} cannot be read ('format' is a required property); --retry-corrupted repeats it" in said
     assert "0 done, 0 failed, 2 skipped" in said
     said = finish([*words, "--retry-corrupted"])
-    assert f"repeating corrupted record {first}" in said
+    assert "repeating uatrpo on tests.study.tasks:Waiting-v0, seed 0: its record cannot be read (" in said
     assert "2 done, 0 failed, 0 skipped" in said
     assert list(records_of(tmp_path)) == [0, 1]
 
@@ -563,7 +563,7 @@ def test_a_run_that_is_lost_starts_again(tmp_path, capsys, n_lost, retries):
         assert outcome == Outcome(done=5, failed=[], n_skipped=0)
         assert said.count(f"retried {specs[0]} ({n_lost} of {retries}): its machine is gone\n") == 1
     else:
-        reason = f"lost {attempts} times, the last: its machine is gone" if retries else "its machine is gone"
+        reason = f"lost {attempts} times, at last because its machine is gone" if retries else "its machine is gone"
         assert [record.reason for record in outcome.failed] == [reason] * 5
 
 
@@ -591,11 +591,29 @@ def test_a_record_that_cannot_be_kept_is_rescued(tmp_path, monkeypatch):
 def test_models_are_not_made_for_runs_that_have_a_record(tmp_path, finish):
     words = ["run", "--folder", str(tmp_path / "study"), *PLAN]
     (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 100)
-    StudyFolder(tmp_path / "study", create=True).write(
-        replace(failed_record(spec, "", STARTED), status="done", traceback=None)
-    )
-    assert "no model" not in finish(words)
-    assert "1 runs have a record but no model; they are not repeated" in finish([*words, "--save-models"])
+    done = replace(failed_record(spec, "", STARTED), status="done", traceback=None)
+    StudyFolder(tmp_path / "study", create=True).write(done)
+    said = "finished before without their model, and not repeated: 1 run\n"
+    assert said not in finish(words)
+    assert said in finish([*words, "--save-models"])
+
+
+def test_runs_of_another_length_do_not_start(tmp_path, finish):
+    words = ["run", "--folder", str(tmp_path / "study"), *PLAN]
+    assert "1 done, 0 failed" in finish(words)
+    said = finish([*words, "--n-timesteps", "200"], code=2)
+    assert "on CartPole-v1 they have 100 (ppo) and 200 (ppo) steps; use another folder than" in said
+
+
+def test_files_of_no_planned_run_are_ignored(tmp_path, finish):
+    words = ["run", "--folder", str(tmp_path / "study"), *PLAN]
+    finish(words)
+    (path,) = (tmp_path / "study" / "records").iterdir()
+    copy = path.with_name("copy.json.gz")
+    shutil.copy(path, copy)
+    said = finish(words)
+    assert f"ignored {copy}: a copy" in said
+    assert "1 done, 0 failed, 0 skipped" in said
 
 
 def test_runs_that_are_too_short_for_an_evaluation_are_announced(tmp_path, capsys):
@@ -618,7 +636,7 @@ def test_a_killed_worker_takes_no_other_with_it(tmp_path):
     assert driver.returncode == 1
     assert "1 done, 1 failed" in said
     (failed,) = (record for record in records_of(tmp_path).values() if record.status == "failed")
-    assert "exit code -9" in failed.traceback
+    assert "was killed by signal 9 (Killed)" in failed.traceback
 
 
 def test_a_driver_that_ends_loses_only_what_is_under_way(tmp_path, finish):
@@ -765,10 +783,10 @@ OURS = ["--algo", "uatrpo", *PLAN[2:]]
         ("run", [*PLAN, "--seeds", "0-4294967296"], "a seed must be an integer from 0 to 2**32-1"),
         ("run", [*OURS, "--noise", "nan"], "adversarial_noise of uatrpo on CartPole-v1 must be a finite number"),
         ("run", [*OURS, "--noise", "1", "--vary", "adversarial_noise:1"], "come from --noise or from --vary, not from"),
-        ("run", [*PLAN, "--shard", "3/8"], "--shard is gone: a Ray cluster (--ray) shares a study among machines"),
+        ("run", [*PLAN, "--shard", "3/8"], "--shard was removed: a Ray cluster (--ray) shares a study among machines"),
         ("mergers", [], "No such command"),
-        ("merge", ["a", "b"], "merge is gone: report takes several folders"),
-        ("report", ["--separate-settings"], "--separate-settings is gone: "),
+        ("merge", ["a", "b"], "merge was removed: report takes several folders"),
+        ("report", ["--separate-settings"], "--separate-settings was removed: "),
         ("run", [*PLAN, "--jobs", "0"], "0 is not in the range x>=1"),
         ("run", [*PLAN, "--ray", "nowhere"], "the address of a Ray cluster must be host:port or auto"),
         ("run", [*PLAN, "--nonsense"], "No such option"),

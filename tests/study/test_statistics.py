@@ -252,8 +252,9 @@ def test_one_run_has_no_interval(interval):
 def test_no_runs_and_runs_without_a_return_have_no_statistic(interval):
     with pytest.raises(ValueError, match="returns must hold at least one run, but they are empty"):
         interval([])
-    with pytest.raises(ValueError, match="returns must be numbers, but they hold NaN"):
-        interval([1.0, math.nan])
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="returns must be finite, but they hold NaN or infinity"):
+            interval([1.0, value])
 
 
 @pytest.mark.parametrize("n_runs", [2, 3, 4])
