@@ -195,7 +195,7 @@ def main(args: list[str] | None = None) -> Path:
         (copy / "README.md").write_text(model_card(record, returns, options.output), encoding="utf-8")
         link = f"[{record.spec.algo}]({copy.relative_to(options.output).as_posix()}/README.md)"
         others = mean_and_deviation(returns), f"{training_return(record):,.0f}"
-        rows.append((record.spec.env_id, link, *others))
+        rows.append((record.spec.env_id.rpartition(":")[2], link, *others))
         print(f"{copy}: {others[0]} over {len(returns)} episodes")
     header = ("task", "algorithm", f"{options.n_episodes} deterministic episodes", "end of training")
     page = options.output / "README.md"
