@@ -105,14 +105,13 @@ def run(
     from sb3_uatrpo.study.driver import ProcessExecutor, run_study
     from sb3_uatrpo.study.folders import StudyFolder
     from sb3_uatrpo.study.plan import plan
-    from sb3_uatrpo.study.results import counted
 
     specs = plan(**_study(**study))
     target = StudyFolder(folder, create=True)
     if save_models:
         done = {record.spec for record in target.read_all(series=False)[0] if record.status == "done"}
         if n_without := sum(spec in done and not target.model_path(spec).exists() for spec in specs):
-            click.echo(f"finished before without their model, and not repeated: {counted(n_without, 'run')}")
+            click.echo(f"{n_without} of {len(specs)} runs are done without their model; they are not repeated")
 
     def make_executor() -> "Executor":
         if address is not None:

@@ -593,7 +593,7 @@ def test_models_are_not_made_for_runs_that_have_a_record(tmp_path, finish):
     (spec,) = plan(["ppo"], ["CartPole-v1"], [0], 100)
     done = replace(failed_record(spec, "", STARTED), status="done", traceback=None)
     StudyFolder(tmp_path / "study", create=True).write(done)
-    said = "finished before without their model, and not repeated: 1 run\n"
+    said = "1 of 1 runs are done without their model; they are not repeated\n"
     assert said not in finish(words)
     assert said in finish([*words, "--save-models"])
 
