@@ -65,6 +65,17 @@ def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
     return [*PAIRS, *itertools.product(variants, plain), *((ours, other) for other in others for ours in plain)]
 
 
+def records_in(folder: Path) -> list[Record]:
+    """
+    :return: the records of a study; what cannot be read is named
+    :raises StudyError: if there is no such folder
+    """
+    records, bad = read_records(folder / "records")
+    for path, reason in bad:
+        print(f"left out {path.name}: {reason}")
+    return records
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
@@ -209,13 +220,11 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     records: list[Record] = []
     for folder in options.folder:
         try:
-            found, bad = read_records(folder / "records")
+            found = records_in(folder)
         except StudyError as error:
             parser.error(f"--folder: {error}")
         if not found:
             parser.error(f"--folder: there are no records in {folder / 'records'}")
-        for path, reason in bad:
-            print(f"left out {path.name}: {reason}")
         records += found
     try:
         runs = tabulate_runs(records)

@@ -29,10 +29,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import FEW, holm, judge, markdown, of_updates
+from judge_study import FEW, holm, judge, markdown, of_updates, records_in
 from matplotlib.figure import Figure
 
-from sb3_uatrpo.study import Record, StudyError, difference_of_means, read_records, standard_error
+from sb3_uatrpo.study import StudyError, difference_of_means, standard_error
 from sb3_uatrpo.study.plots import plot_learning_curves, styles
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 
@@ -230,16 +230,6 @@ def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     return figure
 
 
-def records_in(parser: argparse.ArgumentParser, folder: Path) -> list[Record]:
-    try:
-        records, bad = read_records(folder / "records")
-    except StudyError as error:
-        parser.error(str(error))
-    for path, reason in bad:
-        print(f"left out {path.name}: {reason}")
-    return records
-
-
 def main(args: list[str] | None = None) -> tuple[str, ...]:
     """:return: the five tables"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -260,10 +250,13 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
     options = parser.parse_args(args)
     newer_folders = options.newer or ([] if options.folder else [RESULTS / name for name in NEWER])
-    records, newer = (
-        [record for folder in folders for record in records_in(parser, folder)]
-        for folders in (options.folder or [RESULTS / name for name in FOLDERS], newer_folders)
-    )
+    try:
+        records, newer = (
+            [record for folder in folders for record in records_in(folder)]
+            for folders in (options.folder or [RESULTS / name for name in FOLDERS], newer_folders)
+        )
+    except StudyError as error:
+        parser.error(str(error))
     if newer_folders and not newer:
         parser.error(f"--newer: there are no records in {', '.join(map(str, newer_folders))}")
     replaced = {record.spec.env_id for record in newer}

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import markdown
+from judge_study import markdown, records_in
 
-from sb3_uatrpo.study import StudyError, read_records, standard_error
+from sb3_uatrpo.study import StudyError, standard_error
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 
 # The tasks on which the main candidates were compared, and their seeds
@@ -56,10 +56,7 @@ def finished_runs(folder: Path) -> pd.DataFrame:
     """
     :raises StudyError: if the folder has no finished runs
     """
-    records, bad = read_records(folder / "records")
-    for path, reason in bad:
-        print(f"left out {path.name}: {reason}")
-    runs = tabulate_runs(records)
+    runs = tabulate_runs(records_in(folder))
     runs = runs[runs.final_return.notna()]
     if runs.empty:
         raise StudyError(f"there are no finished runs in {folder / 'records'}")

@@ -265,7 +265,7 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
-        if isinstance(condition.get(NOISE), int):
+        if type(condition.get(NOISE)) is int:
             # as --noise and study files have it, or the same run would have two keys
             condition[NOISE] = float(condition[NOISE])
         named = [

@@ -121,6 +121,9 @@ def test_noise_has_one_key_however_it_is_written():
     (typed,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [1]})
     (of_option,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [1.0]})
     assert typed == of_option
+    # a flag is no number, and the constructor will say so
+    (flag,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [True]})
+    assert flag.hyperparameters[NOISE] is True
     assert typed.variant == "noise=1"
 
 
