@@ -1,6 +1,6 @@
 """
 One thread, since the networks are small and the last digits of sums depend on the number of threads; the same random
-numbers for a test whichever tests ran before it; and one build of wheel and sdist for all tests.
+numbers for a test whichever tests ran before it; no deadlines; and one build of wheel and sdist for all tests.
 """
 
 import os
@@ -13,10 +13,15 @@ import numpy as np
 import pytest
 import torch as th
 from filelock import FileLock
+from hypothesis import settings
 
 from tests.installing import run
 
 th.set_num_threads(1)
+
+# the time that an example takes says nothing on a busy machine
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)

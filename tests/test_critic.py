@@ -145,7 +145,7 @@ class Rebinding(th.optim.SGD):
                 param.data = param.data.clone()
 
 
-def taken_apart(model, **changes) -> bool:
+def taken_apart(model) -> bool:
     """Whether the critic's gradients are computed on arrays."""
     policy = model.policy
     actor = {param for name, param in policy.named_parameters() if "value" not in name}
@@ -264,6 +264,26 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
     assert [th.equal(one, other) for one, other in zip(before, after, strict=True)] == [
         param in actor for param in after
     ]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_finite_loss_whose_gradient_is_not_finite_changes_nothing(fast, monkeypatch):
+    """Observations of 1e37 times errors of 1e4 overflow, the squares of errors do not."""
+    kwargs = {"n_projections": 4, "policy_kwargs": {"net_arch": []}}
+    model = make_model(UATRPO, "box", double=False, **kwargs)
+    collect(model)
+    model.rollout_buffer.observations[:] = 1e37
+    model.rollout_buffer.returns[:] = 1e4
+    with th.no_grad():
+        model.policy.value_net.weight.zero_()
+    assert taken_apart(model)
+    if not fast:
+        monkeypatch.setattr(critic.ArrayGradients, "of", lambda *args: None)
+    before = [param.detach().clone() for param in model.policy.parameters()]
+    actor = tuple(param for name, param in model.policy.named_parameters() if "value" not in name)
+    with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite"):
+        assert fit_values(model.policy, model.rollout_buffer, 16, 2, actor) == []
+    assert all(th.equal(*pair) for pair in zip(before, model.policy.parameters(), strict=True))
 
 
 def test_a_buffer_may_change_each_minibatch_in_to_torch():

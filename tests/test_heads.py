@@ -138,7 +138,7 @@ def test_kl_is_summed_over_action_dimensions(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), scale=st.floats(0.1, 5.0))
 def test_laws(kind, seed, scale):
     """H is symmetric and positive semidefinite, KL(h‖h) = 0, KL ≥ 0, and a small step has KL near ½p'Hp."""

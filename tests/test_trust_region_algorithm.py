@@ -14,6 +14,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
+from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import GaussianHead
 from tests.helpers import (
@@ -33,6 +34,7 @@ from tests.reference import (
     fisher_matrix,
     flat,
     gradient_samples,
+    log_prob,
     n_trajectories,
     radius_squared,
 )
@@ -99,15 +101,27 @@ def test_the_logged_kl_is_that_of_the_step_taken(cls):
     collect(model)
     before = copy.deepcopy(model.policy)
     obs = th.as_tensor(model.rollout_buffer.observations).flatten(0, 1)
-    objective_before = model.rollout_buffer.advantages.copy()
     model.train()
     with th.no_grad():
         old, new = (policy.get_distribution(obs).distribution for policy in (before, model.policy))
         kl = th.distributions.kl_divergence(old, new).sum(dim=1).mean().item()
     assert logged(model)["step_fraction"] == 1.0
     assert logged(model)["kl_proposed"] == logged(model)["kl_divergence_loss"] == pytest.approx(kl, rel=1e-6)
-    assert logged(model)["policy_objective"] > 0
-    assert objective_before.std() > 0
+
+
+@BOTH
+@pytest.mark.parametrize("normalize_advantage", [True, False])
+def test_the_logged_objective_is_the_surrogate(cls, normalize_advantage):
+    """The mean of A_i π(a_i|s_i)/π_old(a_i|s_i), which need not be zero before the step."""
+    model = small(cls, n_envs=2, normalize_advantage=normalize_advantage)
+    collect(model)
+    if not normalize_advantage:
+        model.rollout_buffer.advantages += 3.0
+    obs, actions, advantages = env_major(model)
+    before = log_prob(model.policy, obs, actions).detach()
+    model.train()
+    ratio = th.exp(log_prob(model.policy, obs, actions).detach() - before)
+    assert logged(model)["policy_objective"] == pytest.approx((advantages * ratio).mean().item(), rel=1e-6)
 
 
 @BOTH
@@ -311,8 +325,6 @@ def test_non_finite_estimates_are_refused_and_never_reach_the_sketch(cls):
 
 
 def test_the_sketch_advances_when_only_the_gradient_fails(monkeypatch):
-    from sb3_uatrpo.core.estimates import SampleEstimates
-
     model = small(UATRPO)
     collect(model)
     true = SampleEstimates.gradient
@@ -325,6 +337,42 @@ def test_the_sketch_advances_when_only_the_gradient_fails(monkeypatch):
         model.train()
     assert model.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta)
     assert model.sketch.y_fisher.any()
+
+
+def test_a_fisher_product_that_is_not_finite_never_reaches_the_sketch(monkeypatch):
+    model = small(UATRPO)
+    collect(model)
+    products = SampleEstimates.products
+
+    def spoilt(self, X):
+        fisher, covariance = products(self, X)
+        return fisher * math.nan, covariance
+
+    monkeypatch.setattr(SampleEstimates, "products", spoilt)
+    with pytest.warns(UserWarning, match="the update direction is not finite"):
+        model.train()
+    assert model.sketch.ema_weight.item() == 0.0
+    assert not model.sketch.y_fisher.any()
+
+
+def test_a_direction_outside_the_sampled_subspace_has_no_share_of_uncertainty(monkeypatch):
+    """Its Fisher term and its penalty are zero; shrinkage alone bounds the step."""
+    model = small(UATRPO, shrinkage=0.5)
+    collect(model)
+    monkeypatch.setattr(SampleEstimates, "quadratic_forms", lambda self, v: (0.0, 0.0))
+    model.train()
+    assert logged(model)["uncertainty_share"] == 0.0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_conjugate_gradients_take_cg_max_steps(steps, monkeypatch):
+    model = small(MatchedTRPO, cg_max_steps=steps)
+    collect(model)
+    calls = []
+    product = SampleEstimates.fisher_product
+    monkeypatch.setattr(SampleEstimates, "fisher_product", lambda self, v: calls.append(1) or product(self, v))
+    model.train()
+    assert len(calls) == steps
 
 
 @BOTH
@@ -414,12 +462,23 @@ def test_a_step_that_lowers_the_objective_is_not_taken(cls, monkeypatch):
         return type(direction)(-direction.vector, direction.diagnostics)
 
     monkeypatch.setattr(cls, "_find_direction", downhill)
-    model = small(cls, line_search_kl_factor=100.0)
+    model = small(cls, line_search_kl_factor=100.0, normalize_advantage=False)
     collect(model)
-    before = actor_vector(model)
+    model.rollout_buffer.advantages += 5.0
+    before, objective = actor_vector(model), model.rollout_buffer.advantages.mean()
     model.train()
     assert logged(model)["step_fraction"] == 0.0
+    assert logged(model)["policy_objective"] == pytest.approx(objective, rel=1e-6)
     assert np.array_equal(before, actor_vector(model))
+
+
+@BOTH
+def test_the_logged_value_loss_is_the_mean_over_minibatches(cls, monkeypatch):
+    monkeypatch.setattr("sb3_uatrpo.trust_region_algorithm.fit_values", lambda *args: [1.0, 3.0])
+    model = small(cls)
+    collect(model)
+    model.train()
+    assert logged(model)["value_loss"] == 2.0
 
 
 @BOTH
@@ -504,15 +563,12 @@ def test_infinite_observations_that_the_policy_handles_are_trained_on(cls):
     assert same(*map(state_of, models))
 
 
-class ClampedAfterwards(ActorCriticPolicy):
-    """Outputs are finite, features are not, and the gradient would be NaN."""
-
-    def extract_features(self, obs, features_extractor=None):
-        return super().extract_features(obs, features_extractor)
+class Subclass(ActorCriticPolicy):
+    """Might compute anything, so it is not taken apart."""
 
 
 @BOTH
-@pytest.mark.parametrize("policy", ["MlpPolicy", ClampedAfterwards])
+@pytest.mark.parametrize("policy", ["MlpPolicy", Subclass])
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_infinite_observations_that_reach_the_network_are_refused(cls, policy, value):
     model = small(cls, double=False, policy=policy)
@@ -524,6 +580,25 @@ def test_infinite_observations_that_reach_the_network_are_refused(cls, policy, v
     ):
         model.train()
     assert same(before, state_of(model))
+
+
+class HardCritic(ActorCriticPolicy):
+    """Only its values are not finite where observations are not."""
+
+    def extract_features(self, obs, features_extractor=None):
+        return super().extract_features(obs.clamp(-1.0, 1.0), features_extractor)
+
+    def predict_values(self, obs):
+        return super().predict_values(obs) + 0.0 * obs.sum(dim=1, keepdim=True)
+
+
+@BOTH
+def test_infinite_observations_that_only_the_critic_cannot_handle_are_refused(cls):
+    model = small(cls, double=False, policy=HardCritic)
+    collect(model)
+    model.rollout_buffer.observations[5, 0, 1] = np.inf
+    with pytest.raises(NonFiniteRolloutError, match="observations are not finite: inf at timestep 5 of environment 0"):
+        model.train()
 
 
 @BOTH
@@ -824,8 +899,6 @@ def test_the_trust_region_delta_does_not_matter_beside_target_kl():
 
 @pytest.mark.parametrize("fisher", [0.0, np.nan, np.inf])
 def test_a_direction_without_fisher_curvature_is_refused_beside_target_kl(fisher, monkeypatch):
-    from sb3_uatrpo.core.estimates import SampleEstimates
-
     model = small(UATRPO, target_kl=0.01, shrinkage=0.5)
     collect(model)
     with monkeypatch.context() as patch:
@@ -838,8 +911,6 @@ def test_a_direction_without_fisher_curvature_is_refused_beside_target_kl(fisher
 
 def test_a_trust_region_without_curvature_is_refused_with_shrinkage(monkeypatch):
     """tr M̂ = 0: μ is zero, and nothing is divided by it."""
-    from sb3_uatrpo.core.estimates import SampleEstimates
-
     model = small(UATRPO, shrinkage=0.5)
     collect(model)
     with monkeypatch.context() as patch:

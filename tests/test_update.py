@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from tests.helpers import (
@@ -14,7 +15,7 @@ from tests.helpers import (
     next_subsample,
     take_apart,
 )
-from tests.reference import ReferenceUATRPO, n_trajectories, trpo_step
+from tests.reference import DoublePolicy, ReferenceUATRPO, n_trajectories, trpo_step
 
 
 def reference_for(model) -> ReferenceUATRPO:
@@ -98,6 +99,18 @@ def test_step_equals_the_dense_reference(action_space, factor, n_envs):
 def test_options_equal_the_dense_reference(action_space, options):
     model = make_model(UATRPO, action_space, n_envs=2, **{"n_projections": 8, **options})
     check_updates(model, n_updates=3)
+
+
+class SquashedPolicy(DoublePolicy):
+    """Stable-Baselines3 has the distribution, but no policy of its own that uses it without gSDE."""
+
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.action_dist = SquashedDiagGaussianDistribution(self.action_space.shape[0])
+
+
+def test_squashed_gaussians_equal_the_dense_reference():
+    check_updates(make_model(UATRPO, "box", policy=SquashedPolicy, n_envs=2, n_projections=8), n_updates=2)
 
 
 @pytest.mark.usefixtures("layered")

@@ -34,7 +34,7 @@ networks = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(**networks)
 def test_outputs(seed, sizes, activation, n):
     rng = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def test_outputs(seed, sizes, activation, n):
     np.testing.assert_array_equal(inputs, kept)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(**networks)
 def test_the_gradient_of_the_squared_error(seed, sizes, activation, n):
     rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def test_the_gradient_of_the_squared_error(seed, sizes, activation, n):
             assert gradient[place] == pytest.approx((above - below) / (2 * h), rel=1e-4, abs=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(**networks)
 def test_the_size_of_terms_bounds_what_is_summed(seed, sizes, activation, n):
     rng = np.random.default_rng(seed)

@@ -51,10 +51,14 @@ def test_conjugate_gradient_of_a_number_that_is_not_finite_is_not_a_number(b):
     assert conjugate_gradient(lambda p: p, rhs, 10).isnan().all()
 
 
-def test_conjugate_gradient_ends_where_the_curvature_does():
-    A = th.diag(th.tensor([1.0, -1.0]))
-    x = conjugate_gradient(lambda p: A @ p, th.tensor([1.0, 1.0]), 10)
-    assert bool(x.isfinite().all())
+@pytest.mark.parametrize(
+    ("diagonal", "b", "steps"),
+    [((1.0, -1.0), (1.0, 1.0), 0), ((1.0, -2.0), (1.0, 1.0), 0), ((3.0, -1.0), (1.0, 0.5), 1)],
+)
+def test_no_step_is_taken_where_the_curvature_is_not_positive(diagonal, b, steps):
+    A, b = th.diag(th.tensor(diagonal)), th.tensor(b)
+    expected = conjugate_gradient(lambda p: A @ p, b, steps) if steps else th.zeros(2)
+    assert th.equal(conjugate_gradient(lambda p: A @ p, b, 10), expected)
 
 
 def test_conjugate_gradient_without_a_single_finite_product_has_no_solution():

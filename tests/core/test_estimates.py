@@ -1,6 +1,6 @@
 """Matrix-free estimates against dense matrices from loops over samples, in float64."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import estimates as module
+from sb3_uatrpo.core import layers
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
 from sb3_uatrpo.core.layers import LayeredLinearization
 from tests.helpers import (
@@ -160,11 +161,17 @@ def test_quadratic_forms(case):
     assert covariance == pytest.approx(v.numpy() @ dense["Sigma"] @ v.numpy())
 
 
-@settings(max_examples=15, deadline=None)
+@cache
+def box_case(layered: bool = False) -> SampleEstimates:
+    return estimates_and_reference("box", layered=layered)[0]
+
+
+@pytest.mark.parametrize("layered", [False, True])
+@settings(max_examples=15)
 @given(steps=st.integers(1, 60), product_steps=st.integers(1, 60), columns=st.integers(1, 12))
-def test_chunks_do_not_matter(steps, product_steps, columns):
+def test_chunks_do_not_matter(layered, steps, product_steps, columns):
     """The memory bounds decide how the work is cut up, never what comes out."""
-    whole, _ = CHUNK_CASE
+    whole = box_case(layered)
     v = th.randn(whole.n_params, 5, generator=th.Generator().manual_seed(2), dtype=th.float64)
     limits = ("GRAPH_BYTES", "COLUMN_BYTES", "PRODUCT_STEPS", "PRODUCT_GRAPH_BYTES")
     kept = {name: getattr(module, name) for name in limits}
@@ -173,8 +180,10 @@ def test_chunks_do_not_matter(steps, product_steps, columns):
         module.GRAPH_BYTES = steps * whole._bytes_per_step
         module.COLUMN_BYTES = columns * (8 * whole.n_params + product_steps * whole._bytes_per_step)
         module.PRODUCT_STEPS, module.PRODUCT_GRAPH_BYTES = product_steps, 0
+        layers.COLUMN_BYTES = module.COLUMN_BYTES
         cut = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, whole._bytes_per_step)
         assert len(cut.parts) == -(-whole.n_steps // min(steps, whole.n_steps))
+        assert isinstance(cut._linearize(cut.parts[-1]), LayeredLinearization) == layered
         for found, expected in zip(cut.products(v), uncut, strict=True):
             close(found, expected.numpy())
         close(cut.gradient(), whole.gradient().numpy())
@@ -185,15 +194,43 @@ def test_chunks_do_not_matter(steps, product_steps, columns):
     finally:
         for name, value in kept.items():
             setattr(module, name, value)
+        layers.COLUMN_BYTES = kept["COLUMN_BYTES"]
 
 
-CHUNK_CASE = estimates_and_reference("box")
+@pytest.mark.parametrize("layered", [False, True])
+@pytest.mark.parametrize("action_space", ["box", "discrete"])
+def test_single_precision_rounds_the_dense_reference(action_space, layered):
+    """Users' policies have float32, and policies that are standard take their products layer by layer."""
+    model = make_model(UATRPO, action_space, double=False, n_projections=8)
+    collect(model)
+    if not layered:
+        model.policy.action_net.register_forward_hook(lambda *args: None)
+    obs, actions, advantages = env_major(model)
+    actor = Actor(model.policy)
+    with actor.differentiable_policy():
+        actor.find_params(obs, len(actions))
+        estimates = actor.estimates(Batch(obs, actions, advantages.float()))
+        assert isinstance(estimates._whole, LayeredLinearization) == layered
+        X = th.randn(estimates.n_params, 7, generator=th.Generator().manual_seed(0))
+        found = [estimates.gradient(), estimates.standard_error(), *estimates.products(X)]
+        found.append(estimates.fisher_product(X[:, 0]))
+        forms = estimates.quadratic_forms(X[:, 0])
+
+    exact = make_model(UATRPO, action_space, n_projections=8).policy
+    exact.load_state_dict(model.policy.state_dict())
+    samples = gradient_samples(exact, obs, actions, advantages)
+    F, S, X = fisher_matrix(exact, obs), covariance_matrix(samples), X.double().numpy()
+    expected = [samples.mean(axis=0), standard_error(samples), F @ X, S @ X, F @ X[:, 0]]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == th.float32
+        assert np.linalg.norm(ours.numpy() - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    assert forms == pytest.approx((X[:, 0] @ F @ X[:, 0], X[:, 0] @ S @ X[:, 0]), rel=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_both_matrices_are_symmetric_and_positive_semidefinite(seed):
-    estimates, _ = CHUNK_CASE
+    estimates = box_case()
     x = th.randn(estimates.n_params, 2, generator=th.Generator().manual_seed(seed), dtype=th.float64)
     for product in estimates.products(x):
         gram = x.T @ product

@@ -6,6 +6,7 @@ import torch as th
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.core import layers
 from sb3_uatrpo.core.estimates import Linearization
 from sb3_uatrpo.core.layers import LayeredLinearization
 from tests.core.test_estimates import CASES, LAYERED, close
@@ -51,6 +52,11 @@ def check_products(layered: Linearization, general: Linearization, columns: int)
 @pytest.mark.parametrize("name", LAYERED)
 def test_taken_apart_or_not_the_products_are_the_same(name, columns):
     check_products(*both(make_model(UATRPO, n_projections=8, **CASES[name])), columns)
+
+
+def test_per_sample_gradients_too_large_to_store(monkeypatch):
+    monkeypatch.setattr(layers, "COLUMN_BYTES", 0)
+    check_products(*both(make_model(UATRPO, n_projections=8, **CASES["box"])), 3)
 
 
 @pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])

@@ -41,6 +41,11 @@ def test_an_infinite_kl_divergence_is_rejected_even_without_a_bound():
     assert search([1.0], [math.inf, 0.1], max_kl=math.inf)[0].step_fraction == 0.5
 
 
+def test_the_objective_before_the_step_is_the_bound():
+    assert search([0.5, 1.0], [0.1], before=1.0)[0].step_fraction == 0.5
+    assert search([-0.5], [0.1], before=-1.0)[0].step_fraction == 1.0
+
+
 def test_no_fraction_is_accepted_after_max_iter():
     result, tried = search([-1.0], [0.1], max_iter=4)
     assert (result.step_fraction, result.accepted) == (0.0, None)

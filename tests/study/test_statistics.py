@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from rliable import library, metrics
@@ -118,13 +118,11 @@ def test_cvar_of_nothing():
         cvar([], 0.5)
 
 
-@settings(deadline=None)
 @given(RETURNS)
 def test_cvar_at_one_is_the_mean(x):
     assert cvar(x, 1.0) == pytest.approx(x.mean(), rel=1e-9, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(RETURNS, KAPPA, KAPPA)
 def test_cvar_grows_with_kappa(x, first, second):
     low, high = cvar(x, sorted([first, second]))
@@ -133,13 +131,11 @@ def test_cvar_grows_with_kappa(x, first, second):
     assert high <= x.mean() + 1e-6
 
 
-@settings(deadline=None)
 @given(RETURNS, KAPPA, st.floats(-1e3, 1e3), st.floats(0.0, 100.0))
 def test_cvar_moves_and_scales_with_the_returns(x, kappa, shift, scale):
     assert cvar(scale * x + shift, kappa) == pytest.approx(scale * cvar(x, kappa) + shift, rel=1e-6, abs=1e-3)
 
 
-@settings(deadline=None)
 @given(RETURNS, KAPPA, st.randoms(use_true_random=False))
 def test_cvar_does_not_know_the_order_of_runs(x, kappa, random):
     shuffled = list(x)
