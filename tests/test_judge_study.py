@@ -1,13 +1,10 @@
 """The rule that judges the study, on samples whose verdicts are plain."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from judge_study import STATISTICS, holm, judge, main, recommendation
 
 from sb3_uatrpo.study import difference_of_means, final_return, read_records, write_record

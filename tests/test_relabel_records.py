@@ -1,12 +1,9 @@
 """The names that records from before the renaming get."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from relabel_records import relabel
 
 from sb3_uatrpo.study import read_records, write_record

@@ -26,6 +26,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy
+from sb3_uatrpo.critic import fit_values
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -36,6 +37,7 @@ from tests.helpers import (
     actor_vector,
     collect,
     logged,
+    spread_out,
 )
 from tests.reference import actor_parameters
 from tests.test_trust_region_algorithm import same, state_of
@@ -164,9 +166,11 @@ def test_the_critic_does_not_move_a_shared_extractor(cls):
 
 
 @BOTH
-def test_batch_norm_statistics_move_with_the_critic_only_and_are_reported(cls):
+def test_batch_norm_statistics_move_with_the_critic_only_and_are_reported(cls, monkeypatch):
     policy_kwargs = {"features_extractor_class": Normalised, "net_arch": [4]}
-    model = small(cls, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]), policy_kwargs=policy_kwargs, n_critic_updates=0)
+    env = NoiseEnv(ACTION_SPACES["discrete"])
+    model = small(cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_critic_updates=0)
+    spread_out(model.policy)
     statistics = model.policy.features_extractor.net[1]
     collect(model)
     before = statistics.running_mean.clone()
@@ -174,11 +178,27 @@ def test_batch_norm_statistics_move_with_the_critic_only_and_are_reported(cls):
     model.train()
     assert th.equal(before, statistics.running_mean)
     assert logged(model)["critic_kl"] == pytest.approx(0.0, abs=1e-9)
+    # the next minibatch replaces them, so that there is something to measure
+    statistics.momentum = 1.0
     model.n_critic_updates = 1
     collect(model)
+    stepped = []
+
+    def fit(policy, *args):
+        stepped.append(copy.deepcopy(policy))
+        return fit_values(policy, *args)
+
+    monkeypatch.setattr("sb3_uatrpo.trust_region_algorithm.fit_values", fit)
     model.train()
     assert not th.equal(before, statistics.running_mean)
-    assert logged(model)["critic_kl"] > 1e-6
+    obs = th.as_tensor(model.rollout_buffer.observations.reshape(32, 3))
+    for policy in (stepped[0], model.policy):
+        policy.set_training_mode(False)
+    with th.no_grad():
+        old, new = (policy.get_distribution(obs).distribution for policy in (stepped[0], model.policy))
+    kl, reverse = (th.distributions.kl_divergence(*pair).mean().item() for pair in ((old, new), (new, old)))
+    assert logged(model)["critic_kl"] == pytest.approx(kl, rel=1e-4)
+    assert reverse != pytest.approx(kl, rel=1e-3)
 
 
 @BOTH
@@ -566,14 +586,14 @@ def test_attributes_are_checked_when_learning_starts(cls):
 
 
 class Experts(BaseFeaturesExtractor):
-    """The last number of the observation chooses one of two networks, and few steps choose the second."""
+    """The last number of the observation chooses one of two networks, and a quarter of the steps choose the second."""
 
     def __init__(self, observation_space):
         super().__init__(observation_space, 4)
         self.experts = th.nn.ModuleList(th.nn.Linear(3, 4) for _ in range(2))
 
     def forward(self, observations):
-        rare = observations[:, 2] > 0.8
+        rare = observations[:, 2] > 0.5
         features = observations.new_zeros(len(observations), 4)
         for expert, chosen in zip(self.experts, (~rare, rare), strict=True):
             if chosen.any():
@@ -590,7 +610,7 @@ def test_parameters_that_few_steps_use_are_trained(cls, sub_sampling_factor):
         cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_steps=64, sub_sampling_factor=sub_sampling_factor
     )
     before = model.policy.features_extractor.experts[1].weight.clone()
-    # ten updates, since the four steps behind F̂ and Σ̂ seldom include one that uses them
+    # ten updates, since the four steps behind F̂ and Σ̂ include none that uses them in a third of them
     learns_something(model, 640)
     assert not th.equal(before, model.policy.features_extractor.experts[1].weight)
 

@@ -2,12 +2,9 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from benchmark_recommended import main as measure_minutes
 from show_recommended import main
 

@@ -1,12 +1,9 @@
 """The table of a search, on runs whose results are plain."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from tabulate_search import main
 
 from sb3_uatrpo.study import write_record

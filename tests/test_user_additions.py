@@ -397,12 +397,6 @@ def test_forward_hooks_act_in_updates(name):
     check_updates(model, n_updates=2)
 
 
-def test_a_hook_that_counts_the_critics_calls_counts_each_step():
-    calls = []
-    filled(True, lambda policy: policy.value_net.register_forward_hook(lambda *args: calls.append(1)))
-    assert len(calls) >= 48
-
-
 # -------------------------------------------------------------------------------------------------------- 7. threads
 
 

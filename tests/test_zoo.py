@@ -15,9 +15,11 @@ import gymnasium as gym
 import imageio_ffmpeg
 import optuna
 import pytest
+import torch as th
 import yaml
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
+from train_mujoco import CHANGES, N_ENVS
 
 from sb3_uatrpo import RECOMMENDED, UATRPO
 from sb3_uatrpo.study.plan import plan, read_study_file
@@ -322,6 +324,13 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
     former = {"uatrpo_shrinkage": registration.Renamed}
     assert module.ALGOS == {**registration.ALGORITHMS, **former, "uatrpo": "somebody else's"}
 
+    module = types.ModuleType("rl_zoo3.hyperparams_opt")
+    module.HYPERPARAMS_SAMPLER, module.HYPERPARAMS_CONVERTER = {"uatrpo": "theirs"}, {"uatrpo": "theirs"}
+    registration.patch(module)
+    assert module.HYPERPARAMS_SAMPLER == {**registration.SAMPLERS, "uatrpo": "theirs"}
+    converters = dict.fromkeys(registration.SAMPLERS, search_space.convert_params)
+    assert module.HYPERPARAMS_CONVERTER == {**converters, "uatrpo": "theirs"}
+
 
 @pytest.mark.parametrize(("algo", "cls"), registration.ALGORITHMS.items())
 def test_every_entry_makes_a_model(algo, cls):
@@ -367,9 +376,6 @@ def test_trpo_is_compared_at_the_same_settings():
 
 
 def test_the_example_trains_with_rl_zoos_settings():
-    sys.path.insert(0, str(ROOT / "examples"))
-    from train_mujoco import CHANGES, N_ENVS
-
     entries = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())
     default = entries.pop("default")
     tasks = [env_id for env_id in entries if "mujoco" in str(gym.spec(env_id).entry_point)]
@@ -444,4 +450,9 @@ def test_every_sample_fits_any_number_of_environments(cls, sample):
         assert params["n_steps"] * n_envs % params["batch_size"] == 0
         # RL Zoo makes the arguments of its best trial anew from the trial's numbers
         assert search_space.convert_params(trial.params) == params
+        # shown in the report
+        for name in ("gamma", "gae_lambda"):
+            assert trial.user_attrs[name] == params[name] == 1.0 - trial.params[f"one_minus_{name}"]
+        activation_fn = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU}[trial.params["activation_fn"]]
+        assert params["policy_kwargs"]["activation_fn"] is activation_fn
         cls("MlpPolicy", "CartPole-v1", device="cpu", **params)

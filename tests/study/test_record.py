@@ -10,6 +10,7 @@ from sb3_uatrpo.study.record import (
     Record,
     RunSpec,
     StudyError,
+    each_run_once,
     read_record,
     read_records,
     write_record,
@@ -41,6 +42,20 @@ def test_what_was_written_is_read(tmp_path):
     write_record(replace(RECORD, status="failed", traceback="why"), tmp_path / "new")
     assert [file.name for file in (tmp_path / "new").iterdir()] == [path.name]
     assert read_record(path).traceback == "why"
+
+
+def test_of_equal_records_the_first_counts_and_otherwise_the_one_worth_more():
+    again = replace(RECORD, wall_time=1.0)
+    failed, of_the_zoo = replace(RECORD, status="failed"), replace(RECORD, updates={"timesteps": []})
+    for records, expected in (
+        ([RECORD, again], RECORD),
+        ([again, RECORD], again),
+        ([failed, of_the_zoo], of_the_zoo),
+        ([of_the_zoo, RECORD, failed], RECORD),
+    ):
+        assert each_run_once(records) == [expected]
+    other = replace(RECORD, spec=replace(SPEC, seed=4))
+    assert each_run_once([RECORD, other]) == [RECORD, other]
 
 
 def test_floats_are_short_and_settings_exact(tmp_path):
@@ -117,6 +132,7 @@ def episodes(**changes):
         (edited(evaluations={"timesteps": [1], "returns": [[]]}), "evaluations.returns[0]: [] should be non-empty"),
         (edited(updates={"timesteps": 1}), "updates.timesteps: 1 is not of type 'array'"),
         (edited(updates={"timesteps": [1], "kl_ratio": ["x"]}), "updates.kl_ratio[0]: 'x' is not of type"),
+        (edited(updates={"timesteps": [1], "kl_proposed": ["x"]}), "updates.kl_proposed[0]: 'x' is not of type"),
         (edited(updates={"timesteps": ["x" * 1000]}), "xxx' is not of type 'integer'"),
         (edited(updates={"timesteps": [1], "kl_ratio": []}), "its updates are not lists of equal length"),
     ],

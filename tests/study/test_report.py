@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 import matplotlib.image
 import numpy as np
 import pytest
 import yaml
+from scipy import stats
 from torch import nn
 
 from sb3_uatrpo import study
@@ -34,10 +35,32 @@ def section(text: str, heading: str) -> str:
     return re.split(r"^## ", text.split(f"\n## {heading}\n")[1], flags=re.M)[0]
 
 
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of all tables, without their headers."""
+    found = [block.splitlines()[2:] for block in text.strip().split("\n\n") if block.startswith("|")]
+    return [[[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table] for table in found]
+
+
 def rows(text: str) -> list[list[str]]:
-    """The cells of the first table, without its header."""
-    table = text[text.index("\n|") + 1 :].split("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()[2:]]
+    return tables(text)[0]
+
+
+def number(cell: str) -> float:
+    return float(cell.replace(",", ""))
+
+
+def final_returns(folder) -> dict[tuple[str, ...], np.ndarray]:
+    """Final returns of the runs, by environment, variant and algorithm, as in the tables."""
+    finals = defaultdict(list)
+    for record in read_folder(folder)[0]:
+        spec = record.spec
+        returns = [
+            r
+            for t, r in zip(record.episodes["timesteps"], record.episodes["returns"], strict=True)
+            if t > 0.9 * spec.n_timesteps
+        ]
+        finals[spec.env_id, spec.variant or "–", spec.algo].append(np.mean(returns))
+    return {key: np.array(values) for key, values in finals.items()}
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +127,37 @@ def test_differences_and_proposed_steps(whole):
     assert float(by_algorithm["uatrpo"][4]) == pytest.approx(1.0, abs=0.05)
     assert float(by_algorithm["trpo_matched"][4]) == pytest.approx(1.8, abs=0.15)
     assert 35 < float(by_algorithm["trpo_matched"][5].rstrip("%")) < 50
+
+
+def test_every_number_of_the_tables(whole):
+    """Computed again, by numpy and scipy alone."""
+    folder, text = whole
+    finals = final_returns(folder)
+    for row in rows(section(text, "Returns")):
+        x = finals[tuple(row[:3])]
+        mean, _, error = row[4].partition(" ± ")
+        assert [number(mean), number(error)] == pytest.approx([x.mean(), stats.sem(x)], rel=1e-3, abs=0.5)
+        low, high = map(number, row[5].split(" to "))
+        assert min(x) - 1 <= low < x.mean() < high <= max(x) + 1
+        assert [number(cell) for cell in (row[6], row[9], row[10])] == pytest.approx([min(x), min(x), max(x)], abs=0.5)
+    for row in rows(section(text, "Differences")):
+        x, y = (finals[row[0], row[1], algo] for algo in ("uatrpo", "trpo_matched"))
+        assert number(row[4]) == pytest.approx(x.mean() - y.mean(), rel=1e-3)
+        welch = stats.ttest_ind(x, y, equal_var=False)
+        assert row[6] == f"{welch.statistic:.2f}"
+        assert row[7] == f"{welch.pvalue:.3f}"
+        # three runs: the 20%-CVaR is the lowest
+        assert number(row[8]) == pytest.approx(min(x) - min(y), rel=1e-3)
+        assert number(row[10]) == pytest.approx((x[:, None] > y).mean(), abs=0.005)
+    logged = defaultdict(list)
+    for record in read_folder(folder)[0]:
+        for key in ("kl_ratio", "kl_proposed"):
+            logged[record.spec.env_id, record.spec.variant or "–", record.spec.algo, key] += record.updates[key]
+    for row in rows(section(text, "Proposed steps")):
+        ratio, proposed = (np.array(logged[*row[:3], key], dtype=float) for key in ("kl_ratio", "kl_proposed"))
+        ratio = ratio[np.isfinite(ratio)]
+        shares = [f"{np.mean(ratio >= threshold):.1%}" for threshold in (2, 3)]
+        assert row[3:] == [f"{len(ratio):,}", f"{np.median(ratio):.2f}", *shares, f"{proposed.mean():.4f}"]
 
 
 def test_a_second_report_is_the_same(tmp_path):
@@ -677,6 +731,48 @@ def test_settings_that_are_objects_of_python_are_read_as_text(tmp_path):
     assert bad == []
     assert "multiarray.scalar" in record.spec.hyperparameters["gamma"]
     assert "functools.partial" in record.spec.hyperparameters["schedule"]
+
+
+def test_a_small_p_is_not_printed_as_zero(tmp_path, page):
+    for algo, final in (("uatrpo", 1000.0), ("ppo", 10.0)):
+        for seed in range(5):
+            write_record(make_record(algo, seed=seed, final=final + seed), tmp_path / "study" / "records")
+    (row,) = rows(section(page(make_folder(tmp_path / "study")), "Differences"))
+    assert row[7] == "< 0.001"
+
+
+def test_the_aggregates(tmp_path, page):
+    """The interquartile mean of five runs is not their mean, and of the scores it is that of all environments' runs."""
+    folder = make_study(tmp_path / "study", n_seeds=5)
+    by_group, by_variant, improvements = tables(section(page(folder), "Aggregates"))
+    finals = final_returns(folder)
+    for row in by_group:
+        x = finals[tuple(row[:3])]
+        assert row[3] == "5"
+        assert number(row[4]) == pytest.approx(trimmed_mean(x), rel=1e-3)
+    envs = ("HalfCheetah-v4", "Hopper-v4")
+    scores = {}
+    for variant in ("–", "noise=1"):
+        for algo in ("uatrpo", "trpo_matched"):
+            columns = []
+            for env in envs:
+                shown = np.concatenate([x for (env_id, *_), x in finals.items() if env_id == env])
+                columns.append((finals[env, variant, algo] - shown.min()) / (shown.max() - shown.min()))
+            scores[variant, algo] = np.array(columns)
+    assert len(by_variant) == 4
+    for variant, algo, shape, value, _ in by_variant:
+        assert shape == "5 × 2"
+        assert float(value) == pytest.approx(trimmed_mean(scores[variant, algo].flatten()), abs=6e-4)
+    assert [row[1] for row in improvements] == ["uatrpo > trpo_matched"] * 2
+    for variant, _, value, _ in improvements:
+        x, y = scores[variant, "uatrpo"], scores[variant, "trpo_matched"]
+        assert float(value) == pytest.approx((x[:, :, None] > y[:, None, :]).mean(), abs=0.006)
+
+
+def trimmed_mean(x: np.ndarray) -> float:
+    """The mean without the lowest and the highest quarter, whole runs."""
+    n_cut = len(x) // 4
+    return np.sort(x)[n_cut : len(x) - n_cut].mean()
 
 
 def test_an_environment_without_a_finished_episode_is_read_without_a_warning(tmp_path):
