@@ -28,7 +28,7 @@ from PIL import Image, ImageDraw, ImageFont
 from rl_zoo3.utils import ALGOS, create_test_env, get_saved_hyperparams
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
-from watch_agent import find_statistics
+from watch_agent import check_environment, find_statistics
 
 from sb3_uatrpo.study.folders import find_runs
 from sb3_uatrpo.zoo import register
@@ -213,8 +213,8 @@ def main(args: list[str] | None = None) -> Path:
         # names of folders may contain the sign, too
         env_id, equals, file = (text, "", "") if Path(text).is_dir() else text.partition("=")
         path = Path(file if equals else text)
-        if equals and env_id not in gym.registry:
-            parser.error(f"{text}: Gymnasium knows no environment {env_id!r}")
+        if equals:
+            check_environment(parser, text, env_id)
         if equals and not path.is_file():
             parser.error(f"{text}: there is no file {path}")
         runs = [path] if equals else find_runs(path)

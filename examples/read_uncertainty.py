@@ -60,8 +60,10 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     options = parser.parse_args(args)
     if options.n_timesteps < 1:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
-    if options.env not in gym.registry:
-        parser.error(f"--env: Gymnasium knows no environment {options.env!r}")
+    try:
+        gym.make(options.env).close()
+    except (gym.error.Error, ImportError) as error:
+        parser.error(f"--env: {error}")
     if not options.picture.parent.is_dir():
         parser.error(f"--picture: there is no folder {options.picture.parent}")
 

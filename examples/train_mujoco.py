@@ -115,10 +115,10 @@ def main(args: list[str] | None = None) -> Path:
     parser.add_argument("--eval-freq", type=int, default=20_000, help="steps between evaluations, 0 for none")
     parser.add_argument("--no-progress-bar", action="store_true")
     options = parser.parse_args(args)
-    if options.env not in gym.registry:
-        parser.error(
-            f"--env: Gymnasium knows no environment {options.env!r}; examples are Hopper-v4 and HalfCheetah-v4"
-        )
+    try:
+        gym.make(options.env).close()
+    except (gym.error.Error, ImportError) as error:
+        parser.error(f"--env: {error} Examples are Hopper-v4 and HalfCheetah-v4.")
     if options.eval_freq < 0:
         parser.error(f"--eval-freq must be at least 0, but it is {options.eval_freq}")
     if options.seed < 0:

@@ -52,6 +52,18 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--statistics", type=Path, help="the file of VecNormalize, if it has another name")
 
 
+def check_environment(parser: argparse.ArgumentParser, option: str, env_id: str) -> None:
+    """
+    :param parser: reports an error, and ends the script
+    :param option: where the environment was given
+    :param env_id: name of a task that Gymnasium should know, such as ``Hopper-v4`` or ``module:Name-v0``
+    """
+    try:
+        gym.make(env_id).close()
+    except (gym.error.Error, ImportError) as error:
+        parser.error(f"{option}: {error}")
+
+
 def load_agent(
     parser: argparse.ArgumentParser, options: argparse.Namespace, render_mode: str | None = None
 ) -> tuple[UATRPO | MatchedTRPO, VecEnv]:
@@ -69,8 +81,7 @@ def load_agent(
     for path in filter(None, (file, statistics)):
         if not path.is_file():
             parser.error(f"there is no file {path}")
-    if options.env not in gym.registry:
-        parser.error(f"--env: Gymnasium knows no environment {options.env!r}")
+    check_environment(parser, "--env", options.env)
     cls = MatchedTRPO if options.algo == "trpo_matched" else UATRPO
     try:
         model = cls.load(file, device="cpu")

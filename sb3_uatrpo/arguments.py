@@ -107,6 +107,21 @@ def check_optional(name: str, value: Any, kinds: type | tuple[type, ...], accept
     return value
 
 
+def check_class(name: str, value: Any, base: type, choices: Sequence[str] = ()) -> Any:
+    """
+    :param name: the argument's name
+    :param value: what was given
+    :param base: the class whose subclasses are accepted, beside functions that might return its instances
+    :param choices: names that are accepted too
+    :return: the value
+    :raises ValueError: if ``value`` is none of these
+    """
+    is_fine = issubclass(value, base) if isinstance(value, type) else callable(value) or value in choices
+    if not is_fine:
+        _refuse(name, value, ", ".join(["a subclass of " + base.__name__, *map(repr, choices)]))
+    return value
+
+
 def check_bool(name: str, value: Any) -> bool:
     """
     :param name: the argument's name

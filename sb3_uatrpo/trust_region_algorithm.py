@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import get_obs_shape
@@ -28,7 +29,7 @@ from torch import nn
 
 from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
-from sb3_uatrpo.arguments import Rule, check_bool, check_integer, check_optional, check_rate, check_real
+from sb3_uatrpo.arguments import Rule, check_bool, check_class, check_integer, check_optional, check_rate, check_real
 from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_trajectories, rollout_batch
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
@@ -114,9 +115,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         "verbose": lambda name, value: check_integer(name, int(value) if isinstance(value, bool) else value, 0),
         "sde_sample_freq": partial(check_integer, low=-1),
         "fast_rollouts": check_bool,
-        "rollout_buffer_class": lambda name, value: (
-            value if callable(value) else check_optional(name, value, type, "a class")
-        ),
+        "rollout_buffer_class": lambda name, value: None if value is None else check_class(name, value, RolloutBuffer),
         "rollout_buffer_kwargs": partial(check_optional, kinds=Mapping, accepted="a dict"),
         "tensorboard_log": partial(check_optional, kinds=(str, os.PathLike), accepted="a path"),
         # no deque may be longer
@@ -134,6 +133,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         **arguments: Any,
     ) -> None:
         """The other arguments are those of ``OnPolicyAlgorithm`` and those that become attributes of the same name."""
+        check_class("policy", policy, BasePolicy, tuple(self.policy_aliases))
         # the user's own dict, or RECOMMENDED's, stays as it is
         policy_kwargs = check_optional("policy_kwargs", arguments["policy_kwargs"], Mapping, "a dict")
         arguments["policy_kwargs"] = None if policy_kwargs is None else dict(policy_kwargs)
@@ -287,6 +287,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
             if not self._is_computed(attribute):
                 setattr(self, attribute, rule(name, getattr(self, attribute)))
 
+        if isinstance(self.action_space, spaces.MultiDiscrete) and self.action_space.nvec.ndim > 1:
+            raise ValueError(
+                f"env: MultiDiscrete actions must have one dimension, but the action space is {self.action_space}"
+            )
         n_total = self.n_steps * self.n_envs
         if n_total < 2:
             raise ValueError(
@@ -493,9 +497,15 @@ class TrustRegionAlgorithm(DeferredRollouts):
         Train for at least ``total_timesteps`` environment steps; the arguments are Stable-Baselines3's.
 
         :return: the trained model
-        :raises ValueError: if an attribute was set to a value that the constructor would refuse
+        :raises ValueError: if an attribute was set to a value that the constructor would refuse, or ``n_steps`` to
+            another value
         """
         self._check_arguments()
+        if self.n_steps != self.rollout_buffer.buffer_size:
+            raise ValueError(
+                f"n_steps must be {self.rollout_buffer.buffer_size}, as when the model was made, but it is "
+                f"{self.n_steps}; load() can change it"
+            )
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

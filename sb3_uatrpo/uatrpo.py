@@ -187,6 +187,12 @@ class UATRPO(TrustRegionAlgorithm):
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
+        # load() does not come here
+        if _init_setup_model and self.verbose >= 1 and self._n_actor_params > 0:
+            print(
+                f"The sketch of {self._n_actor_params} actor parameters and {self.sketch.shape[1]} projections takes "
+                f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
+            )
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -195,11 +201,6 @@ class UATRPO(TrustRegionAlgorithm):
         dtype = next(self.policy.parameters()).dtype
         n_projections = self._projections_that_fit(n_params, dtype, known=None)
         self.sketch = Sketch(n_params, n_projections, self.ema_beta, seed, dtype, self.device)
-        if self.verbose >= 1 and n_params > 0:
-            print(
-                f"The sketch of {n_params} actor parameters and {n_projections} projections takes "
-                f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
-            )
 
     def _seed_generators(self, seed: int) -> None:
         super()._seed_generators(seed)

@@ -10,6 +10,7 @@ import pytest
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
+from tests.helpers import NoiseEnv
 
 NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = ["0.1", None, True, [0.1], NAN, INF, -INF, 10**400]
@@ -32,7 +33,7 @@ SHARED = {
     "fast_rollouts": [None, 1, "yes"],
     "sde_sample_freq": [*NOT_INTEGERS, -2],
     "stats_window_size": [*NOT_INTEGERS, 0, 10**30],
-    "rollout_buffer_class": ["RolloutBuffer", 1],
+    "rollout_buffer_class": ["RolloutBuffer", 1, int],
     "rollout_buffer_kwargs": ["x", 1, [1]],
     "tensorboard_log": [1, ["runs"]],
     "policy_kwargs": ["x", 1, [64, 64]],
@@ -134,6 +135,32 @@ def test_a_batch_size_that_does_not_divide_the_rollout_warns(cls):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cls("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=25)
+
+
+@pytest.mark.parametrize("cls", OWN)
+@pytest.mark.parametrize("policy", [3, None, "Mlp", int])
+def test_a_policy_that_is_none_is_refused(cls, policy):
+    accepted = "a subclass of BasePolicy, 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy'"
+    with pytest.raises(ValueError, match=rf"^policy must be {accepted}, but it is {re.escape(repr(policy))}$"):
+        cls(policy, "CartPole-v1")
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_actions_of_several_dimensions_are_refused(cls):
+    env = NoiseEnv(gym.spaces.MultiDiscrete([[3, 2], [2, 2]]))
+    with pytest.raises(ValueError, match=r"^env: MultiDiscrete actions must have one dimension, but .*MultiDiscrete"):
+        cls("MlpPolicy", env)
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_the_number_of_steps_is_that_of_the_buffer(cls, tmp_path):
+    model = cls("MlpPolicy", "CartPole-v1", n_steps=100, device="cpu")
+    model.n_steps = 200
+    with pytest.raises(ValueError, match=r"^n_steps must be 100, .*, but it is 200; load\(\) can change it$"):
+        model.learn(200)
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=model.get_env(), n_steps=50)
+    assert loaded.learn(100).num_timesteps == 100
 
 
 @pytest.mark.parametrize("cls", OWN)

@@ -643,6 +643,9 @@ def test_the_size_of_a_checkpoint_is_said(tmp_path, capsys):
     assert megabytes * 1e6 == pytest.approx(12 * d * 200, rel=0.01)
     model.save(tmp_path / "model.zip")
     assert (tmp_path / "model.zip").stat().st_size == pytest.approx(megabytes * 1e6, rel=0.1)
+    capsys.readouterr()
+    UATRPO.load(tmp_path / "model.zip")
+    assert capsys.readouterr().out == ""
 
 
 # ------------------------------------------------------------------------------------------------------------- memory

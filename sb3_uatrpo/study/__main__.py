@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 try:
     import click
 except ImportError:
-    sys.exit('the study tool needs more packages: run pip install "sb3_uatrpo[study]"')
+    sys.exit('the study tool needs more packages: run pip install ".[study]" in a clone of sb3_uatrpo')
 
 from sb3_uatrpo.study.record import UNVARIED, StudyError
 
@@ -193,7 +193,7 @@ def main() -> None:
                 (f"{name} was removed: {now}" for name, now in GONE.items() if f"'{name}'" in message), message
             )
     except ModuleNotFoundError as error:
-        message = f'{error}; run pip install "sb3_uatrpo[study]"'
+        message = f'{error}; run pip install ".[study]" in a clone of sb3_uatrpo'
     # OSError: a file or folder cannot be written
     except (StudyError, OSError) as error:
         message = str(error)

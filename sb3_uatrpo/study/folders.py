@@ -95,7 +95,7 @@ class StudyFolder:
 
     def model_path(self, spec: RunSpec) -> Path:
         """:return: the folder of a run's model, if the model was saved"""
-        return self.path / "models" / Path(spec.file_name).stem
+        return self.path / "models" / spec.file_name.removesuffix(".json.gz")
 
 
 def read_folder(*folders: str | os.PathLike[str]) -> tuple[list[Record], LeftOut]:

@@ -15,7 +15,7 @@ try:
     import ray
     from ray.exceptions import RayError
 except ImportError as error:
-    raise StudyError('--ray needs Ray: run pip install "sb3_uatrpo[study,ray]"') from error
+    raise StudyError('--ray needs Ray: run pip install ".[study,ray]" in a clone of sb3_uatrpo') from error
 
 # Enough to keep a cluster busy
 MAX_SUBMITTED = 500
@@ -99,7 +99,8 @@ def _connect(address: str) -> None:
                 try:
                     grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT)
                 except grpc.FutureTimeoutError as error:
-                    reason = f"no Ray cluster answered at {host}:{port} within {CONNECT_TIMEOUT:g} seconds"
+                    tried = f" (Ray takes {host}:{port} for it)" if address != f"{host}:{port}" else ""
+                    reason = f"no Ray cluster answered at {address}{tried} within {CONNECT_TIMEOUT:g} seconds"
                     raise StudyError(reason) from error
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -30,7 +30,7 @@ def main() -> None:
     :raises SystemExit: if RL Zoo is missing, or has no such script
     """
     if find_spec("rl_zoo3") is None:
-        sys.exit('rl_zoo3 is not installed: run pip install "sb3_uatrpo[zoo]"')
+        sys.exit('rl_zoo3 is not installed: run pip install ".[zoo]" in a clone of sb3_uatrpo')
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(f"usage: python -m sb3_uatrpo.zoo SCRIPT ...\n{__doc__}\nSCRIPT is one of {', '.join(SCRIPTS)}.")
         return

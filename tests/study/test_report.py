@@ -54,12 +54,9 @@ def final_returns(folder) -> dict[tuple[str, ...], np.ndarray]:
     finals = defaultdict(list)
     for record in read_folder(folder)[0]:
         spec = record.spec
-        returns = [
-            r
-            for t, r in zip(record.episodes["timesteps"], record.episodes["returns"], strict=True)
-            if t > 0.9 * spec.n_timesteps
-        ]
-        finals[spec.env_id, spec.variant or "–", spec.algo].append(np.mean(returns))
+        timesteps, returns = (np.array(record.episodes[name]) for name in ("timesteps", "returns"))
+        mean = returns[timesteps > 0.9 * spec.n_timesteps].mean()
+        finals[spec.env_id, spec.variant or "–", spec.algo].append(mean)
     return {key: np.array(values) for key, values in finals.items()}
 
 
@@ -154,7 +151,7 @@ def test_every_number_of_the_tables(whole):
         for key in ("kl_ratio", "kl_proposed"):
             logged[record.spec.env_id, record.spec.variant or "–", record.spec.algo, key] += record.updates[key]
     for row in rows(section(text, "Proposed steps")):
-        ratio, proposed = (np.array(logged[*row[:3], key], dtype=float) for key in ("kl_ratio", "kl_proposed"))
+        ratio, proposed = (np.array(logged[(*row[:3], key)], dtype=float) for key in ("kl_ratio", "kl_proposed"))
         ratio = ratio[np.isfinite(ratio)]
         shares = [f"{np.mean(ratio >= threshold):.1%}" for threshold in (2, 3)]
         assert row[3:] == [f"{len(ratio):,}", f"{np.median(ratio):.2f}", *shares, f"{proposed.mean():.4f}"]
