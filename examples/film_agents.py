@@ -215,8 +215,8 @@ def main(args: list[str] | None = None) -> Path:
         path = Path(file if equals else text)
         if equals:
             check_environment(parser, text, env_id)
-        if equals and not path.is_file():
-            parser.error(f"{text}: there is no file {path}")
+            if not path.is_file():
+                parser.error(f"{text}: there is no file {path}")
         runs = [path] if equals else find_runs(path)
         if not runs:
             parser.error(f"{text}: there is no run of RL Zoo in it (no folder with args.yml)")

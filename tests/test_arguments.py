@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.dqn.policies import DQNPolicy
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from tests.helpers import NoiseEnv
@@ -138,9 +139,9 @@ def test_a_batch_size_that_does_not_divide_the_rollout_warns(cls):
 
 
 @pytest.mark.parametrize("cls", OWN)
-@pytest.mark.parametrize("policy", [3, None, "Mlp", int])
+@pytest.mark.parametrize("policy", [3, None, "Mlp", int, DQNPolicy])
 def test_a_policy_that_is_none_is_refused(cls, policy):
-    accepted = "a subclass of BasePolicy, 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy'"
+    accepted = "a subclass of ActorCriticPolicy, 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy'"
     with pytest.raises(ValueError, match=rf"^policy must be {accepted}, but it is {re.escape(repr(policy))}$"):
         cls(policy, "CartPole-v1")
 

@@ -610,7 +610,7 @@ def test_parameters_that_few_steps_use_are_trained(cls, sub_sampling_factor):
         cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_steps=64, sub_sampling_factor=sub_sampling_factor
     )
     before = model.policy.features_extractor.experts[1].weight.clone()
-    # ten updates, since the four steps behind F̂ and Σ̂ include none that uses them in a third of them
+    # ten updates, since in a third of them none of the four steps behind F̂ and Σ̂ uses these parameters
     learns_something(model, 640)
     assert not th.equal(before, model.policy.features_extractor.experts[1].weight)
 

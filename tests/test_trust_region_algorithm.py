@@ -107,6 +107,7 @@ def test_the_logged_kl_is_that_of_the_step_taken(cls):
         kl = th.distributions.kl_divergence(old, new).sum(dim=1).mean().item()
     assert logged(model)["step_fraction"] == 1.0
     assert logged(model)["kl_proposed"] == logged(model)["kl_divergence_loss"] == pytest.approx(kl, rel=1e-6)
+    assert logged(model)["policy_objective"] > 0
 
 
 @BOTH
