@@ -1,40 +1,38 @@
 """The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
-import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import reduce
-from types import FunctionType
-from typing import Any
+from dataclasses import replace
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import TensorDict
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sb3_uatrpo.batch import Batch, rows_of
+from sb3_uatrpo.batch import Batch, evaluate_actions
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.guard import RunningCode, warn_if_different
 from sb3_uatrpo.heads import check_distribution, head_of, unchecked
 from sb3_uatrpo.hooks import GradientHooks
-from sb3_uatrpo.plain_mlp import StandardMLP
+from sb3_uatrpo.policies import plain_mlp
 
 #: What the graph of one step's head is taken to keep where it cannot be measured.
 UNKNOWN_BYTES = 2**16
+#: Two evaluations of the same actions differ if half of their log-probabilities differ by more, in nats.
+LOG_PROB_TOLERANCE = 0.1
 
 
 class UnsupportedNetworkError(ValueError):
-    """The update cannot differentiate the policy's network."""
+    """The update cannot differentiate the policy's network, or does not know the distribution that it acts by."""
 
 
 class Actor:
     """
     The action distribution of a policy as a function of the parameters that it depends on, θ ∈ R^d.
 
-    Use it within ``differentiable_policy``, and call ``find_params`` before anything else.
+    It is the distribution that ``evaluate_actions`` leaves in the policy's ``action_dist``, as PPO trains it; a plain
+    MLP is evaluated in NumPy. Use it within ``differentiable_policy``, and call ``find_params`` before anything else.
 
     :param policy: any actor-critic policy of Stable-Baselines3
     :raises UnsupportedDistributionError: if the policy's action distribution is not supported
@@ -44,14 +42,15 @@ class Actor:
         self.policy = policy
         self.head = head_of(policy.action_dist)
         self._kind = type(policy.action_dist)
-        self._mlp = StandardMLP.recognise(policy)
-        self._gradient_hooks = GradientHooks(policy)
+        #: the policy's layers, if it is a plain MLP
+        self.mlp = plain_mlp(policy)
+        self._layers = self.mlp if self.mlp is not None and self.mlp.is_fast_by_layers else None
+        # a plain MLP has none
+        self._hooks = GradientHooks(policy) if self.mlp is None else None
         #: θ_k in parts, in the policy's order
         self.params: tuple[th.Tensor, ...] = ()
         #: bytes that the graph of one step's head keeps, excluding the parameters
         self.bytes_per_step = 0
-        #: bytes that ∂h/∂z of all layers takes for one step, where products are computed layer by layer
-        self.bytes_of_jacobians = 0
 
     @property
     def n_params(self) -> int:
@@ -77,66 +76,70 @@ class Actor:
         Put the policy into the state that an update needs, and restore it afterwards.
 
         Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a distribution of
-        the actor's own, which does not validate its parameters and is dropped at the end, with its graph. Attention is
-        computed in a form that can be differentiated twice. Gradient hooks are suspended: products with F̂ and Σ̂
-        differentiate along many directions at once, and hooks are not written for that. Other policies and threads are
-        not affected.
+        the actor's own, which does not validate its parameters and is dropped at the end, with its graph. Attention
+        uses the kernel that can be differentiated twice. Gradient hooks are detached: products with F̂ and Σ̂
+        differentiate along many directions at once, and hooks are not written for that.
         """
         training, distribution = self.policy.training, self.policy.action_dist
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
+            if self._layers is not None:
+                yield
+                return
             self.policy.action_dist = unchecked(distribution)
-            # a standard MLP has no attention, and the mode would intercept every torch call
-            attention = _TwiceDifferentiableAttention() if self._mlp is None else nullcontext()
-            # what torch.compile makes of a module can be differentiated only once
-            with self._gradient_hooks.set_aside(), attention, _uncompiled(self.policy):
+            with nullcontext() if self._hooks is None else self._hooks.attached(False), sdpa_kernel(SDPBackend.MATH):
                 yield
         finally:
             self.policy.action_dist = distribution
             self.policy.set_training_mode(training)
 
-    def find_params(self, observations: th.Tensor | TensorDict, n_steps: int) -> None:
+    def find_params(self, batch: Batch, known: Collection[str] = ()) -> list[str]:
         """
-        Find θ: the parameters that require gradients and that appear in the action distribution's graph.
+        Find θ: the parameters that require gradients and that the action distribution of some step depends on.
 
-        :param observations: the observations of all steps, since a network may use some parameters only at some steps
-        :param n_steps: n, number of steps
-        :raises UnsupportedDistributionError: if the policy returns a distribution of another kind than its
-            ``action_dist``
+        :param batch: all steps, since a network may use some parameters only at some steps
+        :param known: names of parameters that earlier batches used; they stay in θ if this batch leaves them out
+        :return: the names of θ
+        :raises UnsupportedDistributionError: if ``action_dist`` becomes a distribution of another kind
+        :raises UnsupportedNetworkError: if the policy acts by another distribution than its ``action_dist``, or cannot
+            be differentiated twice
         """
-        self.bytes_per_step, size = self._size_of_graph(rows_of(observations, slice(0, 2)), min(2, n_steps))
-        mlp = self._mlp if self._mlp is not None and self._mlp.is_fast_with(size) else None
-        candidates = [param for param in self.policy.parameters() if param.requires_grad]
-        used = [False] * len(candidates)
-        heads, code = [], RunningCode()
-        for part in self._parts(n_steps):
-            with code.noted():
-                head = self._head_vector(rows_of(observations, part))
-            heads.append(head.detach())
-            if head.requires_grad:
-                _refuse_reentrant_checkpoints(head)
-                gradients = th.autograd.grad(head.sum(), candidates, allow_unused=True)
-                used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=True)]
-        self.params = tuple(param for param, known in zip(candidates, used, strict=True) if known)
-        self._mlp = None
-        if mlp is not None and code.is_library_code and set(self.params) <= set(mlp.actor_params):
-            ours = th.cat([mlp.linearize(rows_of(observations, part), ())[0] for part in self._parts(n_steps)])
-            if not warn_if_different(self.policy, {"the action distribution": (ours, th.cat(heads))}):
-                self._mlp, self.bytes_of_jacobians = mlp, 4 * size * mlp.n_outputs
+        candidates = {name: param for name, param in self.policy.named_parameters() if param.requires_grad}
+        if self._layers is not None:
+            acting = set(self._layers.actor_params)
+            used = {name for name, param in candidates.items() if param in acting}
+            self.bytes_per_step = self._layers.bytes_per_step
+        else:
+            self.bytes_per_step = self._size_of_graph(batch[:2])
+            used = {name for name in candidates if name in known}
+            differences = []
+            for part in self._parts(len(batch)):
+                steps = batch[part]
+                head, log_probs = self._evaluate(steps)
+                with th.no_grad():
+                    differences.append((self.head.log_prob(head, steps.actions) - log_probs).abs())
+                if head.requires_grad:
+                    _check_graph(head)
+                    gradients = th.autograd.grad(head.sum(), list(candidates.values()), allow_unused=True)
+                    used |= {name for name, found in zip(candidates, gradients, strict=True) if found is not None}
+            if _is_different(th.cat(differences)):
+                raise _wrong_distribution("evaluate_actions returns other log-probabilities than its action_dist")
+        self.params = tuple(param for name, param in candidates.items() if name in used)
+        return [name for name in candidates if name in used]
 
-    def check_products(self, observations: th.Tensor | TensorDict) -> None:
+    def check_products(self, steps: Batch) -> None:
         """
         Warn if JX misses parameters that J'U has, because the backward pass of some operation records no gradients. F̂
         and Σ̂ miss them too.
 
-        :param observations: of a few steps
+        :param steps: a few steps
         :raises ValueError: if torch cannot differentiate the network twice, or JX misses all parameters
         """
         # layer by layer, there is nothing that could be missed
-        if not self.params or self._mlp is not None:
+        if not self.params or self._layers is not None:
             return
-        head = self._head_vector(observations)
+        head = self._evaluate(steps)[0]
         try:
             missed = Linearization(head, self.params, lambda P: P, th.zeros_like(head)).missed_params()
         except th.OutOfMemoryError:
@@ -158,13 +161,41 @@ class Actor:
                 stacklevel=5,
             )
 
+    def check_log_probs(self, batch: Batch, log_probs: th.Tensor) -> bool:
+        """
+        Compare the log-probabilities of the rollout with those of the distribution that is about to be updated.
+
+        :param batch: all steps
+        :param log_probs: log π_θk(a|s) of the distribution, shape ``(n,)``
+        :return: whether they agree
+        :raises UnsupportedNetworkError: if they do not, and ``forward`` and ``evaluate_actions`` disagree as well
+        """
+        if not _is_different(batch.log_probs - log_probs):
+            return True
+        steps = batch[self._parts(len(batch))[0]]
+        # both from the same random numbers, since a policy may draw some beside its actions
+        numpy_state, device = np.random.get_state(), self.policy.device
+        with th.random.fork_rng([device] if device.type == "cuda" else []), th.no_grad():
+            th.manual_seed(0)
+            np.random.seed(0)
+            actions, _, forward_log_probs = self.policy(steps.observations)
+            acted = replace(steps, actions=actions.reshape(steps.actions.shape).to(steps.actions.dtype))
+            th.manual_seed(0)
+            np.random.seed(0)
+            evaluated = self._evaluate(acted)[1]
+        np.random.set_state(numpy_state)
+        if _is_different(forward_log_probs.flatten() - evaluated):
+            raise _wrong_distribution(
+                "forward and evaluate_actions disagree on the log-probabilities of the same actions"
+            )
+        return False
+
     def _parts(self, n_steps: int) -> list[slice]:
         return parts_of(n_steps, self.bytes_per_step)
 
-    def _size_of_graph(self, observations: th.Tensor | TensorDict, n_steps: int) -> tuple[int, int]:
+    def _size_of_graph(self, steps: Batch) -> int:
         """
-        Bytes per step that autograd saves for the backward pass, without the parameters, and k, the size of the head,
-        both measured on a few steps.
+        Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps.
         """
         known = {param.data_ptr() for param in self.policy.parameters()}
         n_bytes = 0
@@ -179,16 +210,24 @@ class Actor:
 
         try:
             with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-                head = self._head_vector(observations)
+                # kept until all is counted
+                _ = self._evaluate(steps)
         except RuntimeError:
             # torch.func's derivatives do not work within these hooks
-            head, n_bytes = self._head_vector(observations), n_steps * UNKNOWN_BYTES
-        return n_bytes // n_steps, head.shape[1]
+            n_bytes = len(steps) * UNKNOWN_BYTES
+        return n_bytes // len(steps)
 
-    def _head_vector(self, observations: th.Tensor | TensorDict) -> th.Tensor:
-        distribution = self.policy.get_distribution(observations)
+    def _evaluate(self, steps: Batch) -> tuple[th.Tensor, th.Tensor]:
+        """h, shape ``(n, k)``, with its graph, and the log-probabilities of the steps' actions, shape ``(n,)``."""
+        _, log_probs, _ = evaluate_actions(self.policy, steps.observations, steps.actions)
+        distribution = self.policy.action_dist
+        if distribution.distribution is None:
+            raise _wrong_distribution("evaluate_actions leaves no distribution in action_dist")
         check_distribution(distribution, self._kind)
-        return self.head.vector(distribution)
+        return self.head.vector(distribution), log_probs.flatten()
+
+    def _head_vector(self, steps: Batch) -> th.Tensor:
+        return self._evaluate(steps)[0] if self._layers is None else self._layers.head(steps.observations)
 
     def heads(self, batch: Batch) -> th.Tensor:
         """
@@ -196,15 +235,15 @@ class Actor:
         :return: h of every step at the policy's current parameters, without a graph, shape ``(n, k)``
         """
         with th.no_grad():
-            return th.cat([self._head_vector(batch[part].observations) for part in self._parts(len(batch))])
+            return th.cat([self._head_vector(batch[part]) for part in self._parts(len(batch))])
 
     def linearize(self, steps: Batch) -> Linearization:
         """
         :param steps: n steps whose graph fits into memory
         :return: their head as a linear function of θ around θ_k
         """
-        chain = None if self._mlp is None else self._mlp.linearize(steps.observations, self.params)
-        head = self._head_vector(steps.observations) if chain is None else chain[0]
+        chain = None if self._layers is None else self._layers.linearize(steps.observations, self.params)
+        head = self._head_vector(steps) if chain is None else chain[0]
         fixed = head.detach()
         scores = steps.advantages[:, None] * self.head.score(fixed, steps.actions)
 
@@ -225,7 +264,7 @@ class Actor:
             len(batch),
             self.n_params,
             self.bytes_per_step,
-            self.bytes_of_jacobians,
+            0 if self._layers is None else self._layers.bytes_of_jacobians,
         )
 
     def gradient(self, batch: Batch, estimates: SampleEstimates) -> th.Tensor:
@@ -236,24 +275,11 @@ class Actor:
         :param estimates: estimates over the same steps
         :return: ĝ, shape ``(d,)``
         """
-        if not self._gradient_hooks:
+        if not self._hooks:
             return estimates.gradient()
-
-        def of_part(part: slice) -> th.Tensor:
-            steps = batch[part]
-            # the policy's own graph, to which the hooks are attached
-            head = self._head_vector(steps.observations)
-            scores = steps.advantages[:, None] * self.head.score(head.detach(), steps.actions)
-            gradients = th.autograd.grad(head, self.params, scores / len(batch), allow_unused=True)
-            flat = [
-                # of the head's type: some parameters may have another
-                (th.zeros_like(param) if gradient is None else gradient).flatten().to(head.dtype)
-                for param, gradient in zip(self.params, gradients, strict=True)
-            ]
-            return th.cat(flat).detach()
-
-        with self._gradient_hooks.put_back():
-            return reduce(th.add, map(of_part, estimates.parts))
+        with self._hooks.attached(True):
+            # from a graph that they are attached to
+            return self.estimates(batch).gradient()
 
     @contextmanager
     def moving_along(self, step: th.Tensor) -> Iterator[Callable[[float], None]]:
@@ -282,77 +308,30 @@ class Actor:
             raise
 
 
-def _refuse_reentrant_checkpoints(head: th.Tensor) -> None:
-    """:raises UnsupportedNetworkError: if derivatives of h with respect to some parameters would be missing"""
+def _is_different(differences: th.Tensor) -> bool:
+    """Not if half of them are NaN, which says nothing about the policy."""
+    return bool(differences.abs().median() > LOG_PROB_TOLERANCE)
+
+
+def _wrong_distribution(problem: str) -> UnsupportedNetworkError:
+    return UnsupportedNetworkError(
+        f"policy: {problem}, so an update would change another distribution than the one that acts; let forward and "
+        "evaluate_actions both take their distribution from _get_action_dist_from_latent, or leave it in action_dist"
+    )
+
+
+def _check_graph(head: th.Tensor) -> None:
+    """:raises UnsupportedNetworkError: if derivatives of h are missing, or cannot be differentiated again"""
     seen, waiting = set(), [head.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
-        if "CheckpointFunction" in node.name():
+        # derivatives with respect to given parameters do not reach those inside a reentrant checkpoint
+        if "CheckpointFunction" in node.name() or "CompiledFunction" in node.name():
             raise UnsupportedNetworkError(
-                "policy: torch.utils.checkpoint must have use_reentrant=False, since derivatives with respect to given "
-                "parameters do not reach those inside a reentrant checkpoint"
+                "policy: its network must be differentiable twice, and with respect to each parameter: use "
+                "torch.utils.checkpoint with use_reentrant=False, and no torch.compile"
             )
         seen.add(node)
         waiting += [function for function, _ in node.next_functions]
-
-
-@contextmanager
-def _uncompiled(policy: ActorCriticPolicy) -> Iterator[None]:
-    """Modules that were compiled, in place or by ``torch.compile``, are what they were before."""
-    in_place = [(module, module._compiled_call_impl) for module in policy.modules() if module._compiled_call_impl]
-    wrapped = [
-        (parent._modules, name, child)
-        for parent in policy.modules()
-        for name, child in parent._modules.items()
-        if child is not None and "_orig_mod" in child._modules
-    ]
-    try:
-        for module, _ in in_place:
-            module._compiled_call_impl = None
-        for children, name, child in wrapped:
-            children[name] = child._modules["_orig_mod"]
-        yield
-    finally:
-        for module, compiled in in_place:
-            module._compiled_call_impl = compiled
-        for children, name, child in wrapped:
-            children[name] = child
-
-
-class _TwiceDifferentiableAttention(TorchFunctionMode):
-    """
-    Attention by plain matrix products, in this thread only: torch's fused kernels can be differentiated only once.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return _attend(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            # torch's own function, with another kernel; asking it for the weights would also avoid the fused one, but
-            # yields NaN where all keys are masked
-            exchanged = {**vars(F), "scaled_dot_product_attention": _attend}
-            own = FunctionType(func.__code__, exchanged, func.__name__, func.__defaults__, func.__closure__)
-            own.__kwdefaults__ = func.__kwdefaults__
-            return own(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _attend(
-    query: th.Tensor,
-    key: th.Tensor,
-    value: th.Tensor,
-    attn_mask: th.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> th.Tensor:
-    """The arguments and the result of ``F.scaled_dot_product_attention``."""
-    if attn_mask is not None and attn_mask.dtype == th.bool:
-        # False hides a key; the function below would add the mask to the scores as 0 or 1
-        attn_mask = th.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
-    attend = th.ops.aten._scaled_dot_product_attention_math
-    attended: th.Tensor = attend(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
-    return attended

@@ -5,11 +5,15 @@ Numbers are returned as Python's own.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
 import numpy as np
+from stable_baselines3.common.buffers import RolloutBuffer
 
 #: Takes an argument's name and value, and returns the value as Python's own, or raises a ``ValueError``.
 Rule = Callable[[str, Any], Any]
@@ -132,3 +136,30 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         _refuse(name, value, "True or False")
     return bool(value)
+
+
+#: The rules of the arguments that all of this package's algorithms take
+RULES: dict[str, Rule] = {
+    "learning_rate": lambda name, value: value if callable(value) else check_rate(name, value),
+    "n_steps": partial(check_integer, low=1),
+    "batch_size": partial(check_integer, low=1),
+    "gamma": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
+    "gae_lambda": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
+    "sub_sampling_factor": partial(check_integer, low=1),
+    "normalize_advantage": check_bool,
+    "adversarial_noise": check_rate,
+    "line_search_shrinking_factor": partial(check_real, low=0.0, high=1.0),
+    "line_search_max_iter": partial(check_integer, low=1),
+    "line_search_kl_factor": partial(check_real, low=0.0),
+    "n_critic_updates": partial(check_integer, low=0),
+    "use_sde": check_bool,
+    "verbose": lambda name, value: check_integer(name, int(value) if isinstance(value, bool) else value, 0),
+    "sde_sample_freq": partial(check_integer, low=-1),
+    "fast_rollouts": check_bool,
+    "rollout_buffer_class": lambda name, value: None if value is None else check_class(name, value, RolloutBuffer),
+    "rollout_buffer_kwargs": partial(check_optional, kinds=Mapping, accepted="a dict"),
+    "tensorboard_log": partial(check_optional, kinds=(str, os.PathLike), accepted="a path"),
+    # no deque may be longer
+    "stats_window_size": partial(check_integer, low=1, high=sys.maxsize),
+    "seed": lambda name, value: None if value is None else check_integer(name, value, 0, 2**32 - 1),
+}

@@ -1,16 +1,20 @@
 """Rollout buffer → batch: one rollout as tensors, in time order."""
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import TensorDict
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import RolloutBufferSamples, TensorDict
 
-from sb3_uatrpo.guard import has_library_methods
+_GET, _GET_SAMPLES = (
+    {getattr(kind, name) for kind in (RolloutBuffer, DictRolloutBuffer)} for name in ("get", "_get_samples")
+)
 
 
 class NonFiniteRolloutError(FloatingPointError, ValueError):
@@ -28,23 +32,27 @@ class Batch:
     :param observations: shape ``(n, ...)``, or a dict of such
     :param actions: as the buffer holds them, shape ``(n, action_dim)``
     :param advantages: A, shape ``(n,)``
+    :param log_probs: log π(a|s) when the policy acted, shape ``(n,)``
     """
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
     advantages: th.Tensor
+    log_probs: th.Tensor
 
     def __len__(self) -> int:
         return len(self.advantages)
 
     def __getitem__(self, steps: slice | th.Tensor) -> "Batch":
-        return Batch(rows_of(self.observations, steps), self.actions[steps], self.advantages[steps])
+        return Batch(
+            rows_of(self.observations, steps), self.actions[steps], self.advantages[steps], self.log_probs[steps]
+        )
 
     def with_non_finite_observations(self) -> "Batch":
         """:return: the steps whose observations contain NaN or infinity"""
         parts = self.observations.values() if isinstance(self.observations, dict) else [self.observations]
         bad = th.zeros(len(self), dtype=th.bool, device=self.advantages.device)
-        for part in parts:
+        for part in filter(th.is_floating_point, parts):
             bad |= ~part.flatten(1).isfinite().all(dim=1)
         return self[bad.nonzero().flatten()]
 
@@ -90,8 +98,9 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     """
     The whole rollout as one batch.
 
-    :param rollout_buffer: a full buffer, flattened or not. If its ``get`` is not Stable-Baselines3's, or its
-        ``_get_samples`` was replaced on the object, the batch is what one call of ``get`` returns, in that order.
+    :param rollout_buffer: a full buffer, flattened or not; it is flattened, as its ``get`` would do. If its ``get`` is
+        not Stable-Baselines3's, the batch is what one call returns, in that order. Otherwise the batch shares the
+        buffer's memory where it can.
     :param normalize_advantage: standardise the advantages over the batch
     :return: the batch, of n = n_steps·n_envs steps
     :raises AssertionError: if the buffer is not full, as in Stable-Baselines3's own buffers
@@ -102,33 +111,62 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     )
     for name in ("rewards", "advantages", "returns"):
         check_finite(rollout_buffer, name)
-    pieces = list(_samples(rollout_buffer))
-    advantages = th.cat([samples.advantages.flatten() for samples in pieces])
+    samples = _samples(rollout_buffer)
+    advantages = samples.advantages.flatten()
     if normalize_advantage:
         # In float64, so that equal advantages give zeros instead of magnified rounding errors; the constant is SB3's
         exact = advantages.double()
         advantages = ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantages.dtype)
-    return Batch(
-        map_observations(lambda *parts: th.cat(parts), *(samples.observations for samples in pieces)),
-        th.cat([samples.actions for samples in pieces]),
-        advantages,
-    )
+    return Batch(samples.observations, samples.actions, advantages, samples.old_log_prob.flatten())
 
 
-def _samples(rollout_buffer: RolloutBuffer) -> Iterable[Any]:
+def _samples(buffer: RolloutBuffer) -> Any:
     """All steps of the buffer: in the order of its own ``get`` if it has one, otherwise environment by environment."""
-    # a replacement on the object may be bound to it, and would not see the copy made below
-    if not has_library_methods(rollout_buffer, "get") or "_get_samples" in vars(rollout_buffer):
-        return rollout_buffer.get(None)
-    # get() would flatten the buffer in place and draw a random order; flattening a copy avoids both
-    twin = copy.copy(rollout_buffer)
-    if not rollout_buffer.generator_ready:
+    kind, n_steps = type(buffer), buffer.buffer_size * buffer.n_envs
+    if "get" in vars(buffer) or kind.get not in _GET:
+        # an integer: the buffers of others may need one, where Stable-Baselines3's takes None
+        pieces = list(buffer.get(n_steps))
+        names = ("observations", "actions", "old_log_prob", "advantages")
+        parts = {name: [getattr(piece, name) for piece in pieces] for name in names}
+        return SimpleNamespace(**{name: map_observations(lambda *all: th.cat(all), *parts[name]) for name in names})
+    # as get() does, but in time order and without a random number
+    if not buffer.generator_ready:
         for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
-            setattr(twin, name, map_observations(twin.swap_and_flatten, getattr(rollout_buffer, name)))
-        twin.generator_ready = True
-    # a slice saves a copy, but a buffer with its own _get_samples may expect an array
-    rows = slice(None) if has_library_methods(twin, "_get_samples") else np.arange(twin.buffer_size * twin.n_envs)
-    return [twin._get_samples(rows)]  # type: ignore[arg-type]
+            setattr(buffer, name, map_observations(buffer.swap_and_flatten, getattr(buffer, name)))
+        buffer.generator_ready = True
+    if "_get_samples" in vars(buffer) or kind._get_samples not in _GET_SAMPLES:
+        return buffer._get_samples(np.arange(n_steps))
+
+    def shared(array: np.ndarray) -> th.Tensor:
+        return buffer.to_torch(array, copy=False)
+
+    actions = buffer.actions.astype(np.float32, copy=False)
+    old = (shared(array) for array in (actions, buffer.values, buffer.log_probs, buffer.advantages, buffer.returns))
+    return RolloutBufferSamples(map_observations(shared, buffer.observations), *old)
+
+
+def evaluate_actions(policy: ActorCriticPolicy, observations: Any, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+    """
+    The policy's ``evaluate_actions``, called as PPO calls it.
+
+    :param policy: any actor-critic policy
+    :param observations: of n steps
+    :param actions: as the rollout buffer holds them, shape ``(n, action_dim)``
+    :return: values, log-probabilities and, if the policy has it, entropy
+    :raises RuntimeError: the policy's own error, with the shapes of what it was called with
+    """
+    if isinstance(policy.action_space, spaces.Discrete):
+        actions = actions.long().flatten()
+    try:
+        return policy.evaluate_actions(observations, actions)  # type: ignore[return-value]
+    except th.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        shapes = map_observations(lambda part: tuple(part.shape), observations)
+        raise RuntimeError(
+            f"{type(policy).__name__}.evaluate_actions failed for observations of shape {shapes} and actions of shape "
+            f"{tuple(actions.shape)}: {error}"
+        ) from error
 
 
 def count_trajectories(rollout_buffer: RolloutBuffer) -> int:

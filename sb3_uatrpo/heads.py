@@ -3,14 +3,14 @@ Stable-Baselines3's action distributions as functions of a head vector.
 
 A head vector h ∈ R^k holds the parameters of the action distribution at one step. Everything that a trust region method
 needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(h) = E[∂log π/∂h ∂log π/∂h'], and the
-Kullback-Leibler divergence, *summed* over action dimensions. Terms of log π that do not depend on h, such as the
-correction for squashed actions, cancel in every ratio and gradient and are left out.
+Kullback-Leibler divergence, *summed* over action dimensions.
 
 To support another distribution, write its head and a copy without validation, and register both in ``_SUPPORTED``.
 ``tests/test_heads.py`` then compares the head with ``tests/reference.py``.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +29,6 @@ from stable_baselines3.common.distributions import (
 )
 from torch.distributions import Bernoulli, Categorical, Normal
 from torch.nn import functional as F
-
-from sb3_uatrpo.guard import is_own
 
 
 class UnsupportedDistributionError(ValueError):
@@ -52,7 +50,7 @@ class Head(ABC):
         """
         :param head: h, shape ``(n, k)``
         :param actions: as the rollout buffer holds them, shape ``(n, action_dim)``
-        :return: log π(a|h) up to a term that depends on the actions alone, shape ``(n,)``
+        :return: log π(a|h) in nats, as the distribution's own ``log_prob``, shape ``(n,)``
         """
 
     @abstractmethod
@@ -98,9 +96,12 @@ class GaussianHead(Head):
 
     def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
         mean, log_std = head.chunk(2, dim=-1)
+        # of the density's terms, those that the actions alone determine
+        fixed = 0.5 * math.log(2.0 * math.pi)
         if self.bijector is not None:
             actions = self.bijector.inverse(actions)
-        return (-0.5 * ((actions - mean) / log_std.exp()).square() - log_std).sum(dim=-1)
+            fixed = fixed + self.bijector.log_prob_correction(actions)
+        return (-0.5 * ((actions - mean) / log_std.exp()).square() - log_std - fixed).sum(dim=-1)
 
     def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
         log_std = head.chunk(2, dim=-1)[1]
@@ -245,7 +246,7 @@ class _Supported:
 _SUPPORTED: dict[type[Distribution], _Supported] = {
     DiagGaussianDistribution: _Supported(lambda _: GaussianHead(), _UncheckedGaussian, Normal),
     SquashedDiagGaussianDistribution: _Supported(
-        lambda _: GaussianHead(TanhBijector()), _UncheckedSquashedGaussian, Normal
+        lambda found: GaussianHead(TanhBijector(found.epsilon)), _UncheckedSquashedGaussian, Normal
     ),
     StateDependentNoiseDistribution: _Supported(
         lambda found: GaussianHead(found.bijector), _UncheckedStateDependentNoise, Normal
@@ -258,6 +259,8 @@ _SUPPORTED: dict[type[Distribution], _Supported] = {
     ),
     BernoulliDistribution: _Supported(lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
 }
+# Where one was replaced, the head would be wrong
+_LOG_PROBS = {kind: kind.log_prob for kind in _SUPPORTED}
 
 
 def head_of(distribution: Any) -> Head:
@@ -272,31 +275,30 @@ def head_of(distribution: Any) -> Head:
             f"policy: the action distribution {kind.__name__} is not supported, because its Fisher matrix is not known "
             f"here; use one of {', '.join(known.__name__ for known in _SUPPORTED)}"
         )
+    if "log_prob" in vars(distribution) or kind.log_prob is not _LOG_PROBS[kind]:
+        raise UnsupportedDistributionError(
+            f"policy: log_prob of {kind.__name__} was replaced; other log-probabilities are not supported, because "
+            "their Fisher matrix is not known here"
+        )
     return _SUPPORTED[kind].head(distribution)
 
 
 def check_distribution(found: Any, expected: type[Distribution]) -> None:
     """
-    :param found: what a policy's ``get_distribution`` returned
-    :param expected: type of the policy's ``action_dist``, from which its head was made
-    :raises UnsupportedDistributionError: if ``found`` is of another kind, or has or wraps another log-probability, so
-        that the head would misread it
+    :param found: what a policy's ``evaluate_actions`` left in ``action_dist``
+    :param expected: type of ``action_dist`` before, from which its head was made
+    :raises UnsupportedDistributionError: if ``found`` is of another kind, or wraps another log-probability, so that the
+        head would misread it
     """
     known = _SUPPORTED[expected]
-    wrapped = getattr(found, "distribution", None)
-    parts = wrapped if isinstance(wrapped, list) else [wrapped]
+    parts = found.distribution if isinstance(found.distribution, list) else [found.distribution]
     if type(found) not in (expected, known.unchecked) or not all(_is_a(part, known.wrapped) for part in parts):
         kind = expected if type(found) is known.unchecked else type(found)
         of = " and ".join(sorted({type(part).__name__ for part in parts}))
         raise UnsupportedDistributionError(
-            f"policy: get_distribution returned {kind.__name__} of {of}, but action_dist is "
-            f"{expected.__name__}, which is of {known.wrapped.__name__}; other distributions are not supported, "
-            "because their Fisher matrix is not known here"
-        )
-    if "log_prob" in vars(found) or not is_own(expected, "log_prob"):
-        raise UnsupportedDistributionError(
-            f"policy: log_prob of {expected.__name__} was replaced; other log-probabilities are not supported, because "
-            "their Fisher matrix is not known here"
+            f"policy: evaluate_actions left {kind.__name__} of {of} in action_dist, which was {expected.__name__} of "
+            f"{known.wrapped.__name__}; other distributions are not supported, because their Fisher matrix is not "
+            "known here"
         )
 
 
@@ -313,11 +315,9 @@ def unchecked(distribution: Any) -> Any:
     finite. torch itself can switch its checks off only for the whole process, other threads included.
 
     :param distribution: one that ``head_of`` accepts; it is not changed
-    :return: the copy; it still validates its parameters if ``proba_distribution`` of Stable-Baselines3's class, which
-        sets them, was replaced
+    :return: the copy, which holds no torch distribution yet
     """
     twin = copy.copy(distribution)
-    kind = type(distribution)
-    if is_own(kind, "proba_distribution"):
-        twin.__class__ = _SUPPORTED[kind].unchecked
+    twin.__class__ = _SUPPORTED[type(distribution)].unchecked
+    twin.distribution = None
     return twin

@@ -1,100 +1,132 @@
-"""The standard MLP policy as two chains of layers on its own memory: what the fast path computes with."""
+"""A plain MLP policy as two chains of layers on the memory of its parameters."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.distributions import DiagGaussianDistribution
 from torch import nn
 
 from sb3_uatrpo.core.array_mlp import IDENTITY, RELU, TANH, Activation, Array, ArrayLayer, ArrayMLP
 from sb3_uatrpo.core.layers import Layer
-from sb3_uatrpo.guard import is_as_built
 
-#: What a standard MLP consists of. A subclass may do anything, so types have to be exactly these.
-_PARTS = {ActorCriticPolicy, FlattenExtractor, MlpExtractor, nn.Flatten, nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU}
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: TANH, nn.ReLU: RELU}
 #: Numbers in a network's ∂h/∂z that cost next to nothing.
 _SMALL = 4096
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
-class StandardMLP:
+class PlainMLP:
     """
-    Actor and critic of a standard MLP policy. The arrays share the memory of the policy's parameters.
+    The layers of a plain MLP policy. The arrays share the memory of its parameters.
 
-    :param policy: the policy
     :param actor: from the features to the Gaussian's means or to the logits
     :param critic: from the features to the value
     :param actor_params: the parameters of the actor's layers, and log σ of a Gaussian
     :param critic_params: the parameters of the critic's layers, in the order of its gradients
     :param log_std: log σ, shape ``(action_dim,)``; None for discrete actions
+    :param action_shape: shape of one action
+    :param places: where the modules keep all these parameters
+    :param addresses: of their memory
+    :param halves: -½ for each action dimension
     """
 
-    policy: ActorCriticPolicy
     actor: ArrayMLP
     critic: ArrayMLP
     actor_params: tuple[th.Tensor, ...]
     critic_params: tuple[th.Tensor, ...]
     log_std: Array | None
+    action_shape: tuple[int, ...]
+    places: tuple[tuple[dict[str, Any], str], ...]
+    addresses: list[int]
+    halves: Array
 
     @staticmethod
-    def recognise(policy: Any) -> "StandardMLP | None":
+    def of_layers(policy: Any) -> "PlainMLP | None":
         """
-        :param policy: any policy
-        :return: its layers, if it is Stable-Baselines3's own MLP policy on the CPU in float32, with Tanh or ReLU, for
-            Box observations, not images, and Box or Discrete actions; None if it is not
-        """
-        if (
-            type(policy) is not ActorCriticPolicy
-            or type(policy.action_dist) not in (DiagGaussianDistribution, CategoricalDistribution)
-            or not isinstance(policy.observation_space, spaces.Box)
-            or (policy.normalize_images and is_image_space(policy.observation_space))
-            or policy.squash_output
-            or not {type(module) for module in policy.modules()} <= _PARTS
-            or type(policy.mlp_extractor) is not MlpExtractor
-            or any(type(part) is not FlattenExtractor for part in _features_extractors(policy))
-            or not is_as_built(policy)
-            or not all(
-                param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() and param.numel() > 0
-                for param in policy.parameters()
-            )
-        ):
-            return None
-        return StandardMLP.of_layers(policy)
-
-    @staticmethod
-    def of_layers(policy: Any) -> "StandardMLP | None":
-        """
-        :param policy: a policy with the parts of a standard one
-        :return: its layers; None if they are not what they are in a standard MLP
+        :param policy: a policy of plain parts, see ``policies.plain_mlp``
+        :return: its layers; None if they are not a chain, or if a parameter is empty, missing or used twice
         """
         extractor = policy.mlp_extractor
         actor = _linear_layers(extractor.policy_net, policy.action_net)
         critic = _linear_layers(extractor.value_net, policy.value_net)
         if actor is None or critic is None:
             return None
-        of_actor, of_critic = (
-            [param for linear, _ in layers for param in (linear.weight, linear.bias)] for layers in (actor, critic)
-        )
-        log_std = None
+        places = [
+            [(linear._parameters, name) for linear, _ in layers for name in ("weight", "bias")]
+            for layers in (actor, critic)
+        ]
         if isinstance(policy.action_dist, DiagGaussianDistribution):
             # log σ must be a parameter, not a function of parameters, with a number for each action dimension
-            log_std = policy._parameters.get("log_std")
-            if log_std is None or log_std.shape != (actor[-1][0].out_features,):
-                return None
-            of_actor.append(log_std)
-        # products need each parameter to occur only once
-        if len({*of_actor, *of_critic}) < len(of_actor) + len(of_critic):
+            places[0].append((policy._parameters, "log_std"))
+        params: list[tuple[Any, ...]] = [tuple(table.get(name) for table, name in part) for part in places]
+        of_actor, of_critic = params
+        is_gaussian = len(of_actor) > 2 * len(actor)
+        if (
+            not all(isinstance(param, nn.Parameter) and param.numel() > 0 for param in of_actor + of_critic)
+            or len({*of_actor, *of_critic}) < len(of_actor + of_critic)
+            or (is_gaussian and of_actor[-1].shape != of_actor[-2].shape)
+        ):
             return None
-        numbers = None if log_std is None else log_std.detach().numpy()
-        return StandardMLP(policy, _on_arrays(actor), _on_arrays(critic), tuple(of_actor), tuple(of_critic), numbers)
+        return PlainMLP(
+            _on_arrays(actor),
+            _on_arrays(critic),
+            of_actor,
+            of_critic,
+            of_actor[-1].detach().numpy() if is_gaussian else None,
+            policy.action_space.shape,
+            (*places[0], *places[1]),
+            list(map(th.Tensor.data_ptr, of_actor + of_critic)),
+            np.full(len(of_actor[-1]), -0.5, np.float32),
+        )
+
+    def is_current(self) -> bool:
+        """
+        :return: whether the parameters and their memory are those that the arrays share. Numbers that change in place
+            are seen anyway; a module that was exchanged is not noticed.
+        """
+        try:
+            return list(map(th.Tensor.data_ptr, [table[name] for table, name in self.places])) == self.addresses
+        except TypeError:
+            # None stands in a parameter's place
+            return False
+
+    @np.errstate(all="ignore")
+    def act(self, observations: Array) -> tuple[th.Tensor, th.Tensor, th.Tensor] | None:
+        """
+        Act, by the torch calls that draw the same random numbers as the policy's distribution.
+
+        :param observations: of one step in all environments
+        :return: actions, values and log-probabilities, as the policy's ``forward`` returns them; None if they are not
+            finite, so that torch may raise its error
+        """
+        features = self.features(observations)
+        values, outputs = self.critic(features), self.actor(features)
+        if self.log_std is None:
+            outputs -= outputs.max(axis=1, keepdims=True)
+            weights = np.exp(outputs)
+            totals = weights.sum(axis=1, keepdims=True)
+            if not math.isfinite(np.add.reduce(totals, axis=None)):
+                return None
+            choices = th.multinomial(th.from_numpy(weights / totals), 1, True)
+            log_probs = np.take_along_axis(outputs, choices.numpy(), axis=1) - np.log(totals)
+            return choices[:, 0], th.from_numpy(values), th.from_numpy(log_probs[:, 0])
+        actions = np.empty_like(outputs)
+        th.from_numpy(actions).normal_()
+        # of the noise; torch takes it from the rounded actions
+        log_probs = np.square(actions).dot(self.halves)
+        log_probs += 2.0 * self.halves.dot(self.log_std) - len(self.halves) * _HALF_LOG_2PI
+        actions *= np.exp(self.log_std)
+        actions += outputs
+        # the sum of squares is not finite if any of them is not
+        if not math.isfinite(np.vdot(actions, actions)):
+            return None
+        actions = actions.reshape(-1, *self.action_shape)
+        return th.from_numpy(actions), th.from_numpy(values), th.from_numpy(log_probs)
 
     def features(self, observations: Any) -> Array:
         """
@@ -102,35 +134,49 @@ class StandardMLP:
         :return: what actor and critic start from, shape ``(n, i)``
         """
         array = np.asarray(observations)
-        with np.errstate(all="ignore"):
-            return array.reshape(len(array), -1).astype(self.actor.layers[0].weight.dtype, copy=False)
+        return array.reshape(len(array), -1).astype(np.float32, copy=False)
 
-    def is_fast_with(self, size: int) -> bool:
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes that a linearisation keeps of each step."""
+        return 4 * (self.actor.layers[0].weight.shape[1] + 2 * self.n_outputs)
+
+    @property
+    def bytes_of_jacobians(self) -> int:
+        """Bytes that ∂h/∂z of all layers takes for one step: k numbers per output of each layer."""
+        k = len(self.actor.layers[-1].bias) * (1 if self.log_std is None else 2)
+        return 4 * k * self.n_outputs
+
+    @property
+    def is_fast_by_layers(self) -> bool:
         """
-        Whether products layer by layer are faster than general ones, or small anyway. For each step and column they
-        multiply with k numbers per output of each layer, in addition to the weights.
-
-        :param size: k, size of the head
+        Whether products layer by layer are faster than those by autograd, or small anyway. For each step and column
+        they multiply with ∂h/∂z, in addition to the weights.
         """
         n_weights = sum(layer.weight.size for layer in self.actor.layers)
-        return size * self.n_outputs <= max(_SMALL, n_weights)
+        return self.bytes_of_jacobians <= 4 * max(_SMALL, n_weights)
 
     @property
     def n_outputs(self) -> int:
         """Number of outputs of all the actor's layers together."""
         return sum(len(layer.bias) for layer in self.actor.layers)
 
-    def head(self, outputs: Array) -> th.Tensor:
+    @np.errstate(all="ignore")
+    def head(self, observations: Any) -> th.Tensor:
         """
-        :param outputs: the actor's outputs, shape ``(n, a)``
-        :return: h, shape ``(n, k)``: the outputs, and log σ of a Gaussian; or normalised logits
+        :param observations: observations of n steps
+        :return: h, shape ``(n, k)``: means and log σ, or normalised logits
         """
+        return self._head(self.actor(self.features(observations)))
+
+    def _head(self, outputs: Array) -> th.Tensor:
         network = th.from_numpy(outputs)
         if self.log_std is None:
             # H, and so the products, do not depend on a constant that is added to all logits
             return network.log_softmax(dim=1)
         return th.cat([network, th.from_numpy(self.log_std).expand_as(network)], dim=1)
 
+    @np.errstate(all="ignore")
     def linearize(
         self, observations: Any, params: tuple[th.Tensor, ...]
     ) -> tuple[th.Tensor, tuple[Layer, ...], int | None]:
@@ -141,34 +187,22 @@ class StandardMLP:
         """
         places = {param: place for place, param in enumerate(params)}
         inputs = self.features(observations)
+        outputs = self.actor.outputs(inputs)
         layers = []
-        with np.errstate(all="ignore"):
-            outputs = self.actor.outputs(inputs)
-            for i, (layer, y) in enumerate(zip(self.actor.layers, outputs, strict=True)):
-                weight, bias = (places.get(param) for param in self.actor_params[2 * i : 2 * i + 2])
-                slope = None if layer.activation is IDENTITY else th.from_numpy(layer.activation.slope(y))
-                layers.append(Layer(weight, bias, th.from_numpy(inputs), th.from_numpy(layer.weight), slope))
-                inputs = y
+        for i, (layer, y) in enumerate(zip(self.actor.layers, outputs, strict=True)):
+            weight, bias = (places.get(param) for param in self.actor_params[2 * i : 2 * i + 2])
+            slope = None if layer.activation is IDENTITY else th.from_numpy(layer.activation.slope(y))
+            layers.append(Layer(weight, bias, th.from_numpy(inputs), th.from_numpy(layer.weight), slope))
+            inputs = y
         log_std = None if self.log_std is None else places.get(self.actor_params[-1])
-        return self.head(outputs[-1]), tuple(layers), log_std
-
-
-def _features_extractors(policy: ActorCriticPolicy) -> list[nn.Module]:
-    """All that the methods of a policy use."""
-    shared = [policy.features_extractor] if policy.share_features_extractor else []
-    return [policy.pi_features_extractor, policy.vf_features_extractor, *shared]
+        return self._head(outputs[-1]), tuple(layers), log_std
 
 
 def _linear_layers(hidden: Any, last: Any) -> list[tuple[nn.Linear, Activation]] | None:
-    """
-    Linear layers, each with the activation after it; None if there is anything else, or a layer whose W or b is an
-    attribute instead of a parameter, and so could be replaced unnoticed.
-    """
+    """Linear layers, each with the activation after it; None if there is anything else."""
     layers: list[tuple[nn.Linear, Activation]] = []
     for module in [*(hidden if type(hidden) is nn.Sequential else [hidden]), last]:
-        if type(module) is nn.Linear and isinstance(module._parameters.get("bias"), nn.Parameter):
-            if "weight" not in module._parameters:
-                return None
+        if type(module) is nn.Linear:
             layers.append((module, IDENTITY))
         elif type(module) in _ACTIVATIONS and layers and layers[-1][1] is IDENTITY:
             layers[-1] = layers[-1][0], _ACTIVATIONS[type(module)]

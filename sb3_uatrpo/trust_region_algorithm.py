@@ -2,17 +2,12 @@
 
 import inspect
 import io
-import json
 import math
-import os
 import pathlib
-import sys
 import warnings
-import zipfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,58 +16,36 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
-from stable_baselines3.common.preprocessing import get_obs_shape
-from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.utils import explained_variance, obs_as_tensor, update_learning_rate
-from torch import nn
+from stable_baselines3.common.utils import explained_variance, update_learning_rate
 
-from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
+from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
-from sb3_uatrpo.arguments import Rule, check_bool, check_class, check_integer, check_optional, check_rate, check_real
-from sb3_uatrpo.batch import Batch, NonFiniteRolloutError, check_finite, count_trajectories, rollout_batch
+from sb3_uatrpo.arguments import RULES, Rule, check_class, check_optional, check_rate
+from sb3_uatrpo.batch import (
+    Batch,
+    NonFiniteRolloutError,
+    check_finite,
+    count_trajectories,
+    evaluate_actions,
+    rollout_batch,
+)
+from sb3_uatrpo.buffers import LeanRolloutBuffer
+from sb3_uatrpo.checkpoints import refuse_other_algorithms
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.heads import UnsupportedDistributionError
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_uatrpo.rollouts import DeferredRollouts
+from sb3_uatrpo.policy_check import check_policy
 
 #: Keeps the random numbers of the subsample apart from those of Ω
 SUBSAMPLE = 1
-# At least one of them tells the files of this package from those of others, whatever was excluded from them
-_OWN_SETTINGS = frozenset({"adversarial_noise", "fast_rollouts", "line_search_kl_factor"})
+#: So many updates in a row that hardly moved the policy give a warning
+STUCK = 10
 
 SelfTrustRegionAlgorithm = TypeVar("SelfTrustRegionAlgorithm", bound="TrustRegionAlgorithm")
 
 
-def _two_observations(space: spaces.Space) -> np.ndarray:
-    """Two observations as the policy gets them. Not all are zero: some functions have no derivative there."""
-    shape = (2, *get_obs_shape(space))
-    if not isinstance(space, spaces.Box):
-        return np.zeros(shape, space.dtype)
-    numbers = np.arange(np.prod(shape)).reshape(shape)
-    values = 0.25 + 0.2 * np.cos(numbers) if np.issubdtype(space.dtype, np.floating) else numbers % 3
-    return values.clip(space.low, space.high).astype(space.dtype)
-
-
-@contextmanager
-def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers afterwards: networks count or average in them what they see within this context."""
-    kept = [
-        (part._buffers, name, value, value.clone())
-        for part in module.modules()
-        for name, value in part._buffers.items()
-        if value is not None
-    ]
-    try:
-        yield
-    finally:
-        with th.no_grad():
-            for buffers, name, value, numbers in kept:
-                buffers[name] = value.copy_(numbers)
-
-
-class TrustRegionAlgorithm(DeferredRollouts):
+class TrustRegionAlgorithm(OnPolicyAlgorithm):
     """
     Base class of this package's trust region methods. ``UATRPO`` and ``MatchedTRPO`` document the arguments.
 
@@ -96,32 +69,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
     normalize_advantage: bool
     sub_sampling_factor: int
     adversarial_noise: float
+    fast_rollouts: bool
 
     #: for each argument, what takes its name and value, and returns the value or raises a ValueError
-    _RULES: ClassVar[dict[str, Rule]] = {
-        "learning_rate": lambda name, value: value if callable(value) else check_rate(name, value),
-        "n_steps": partial(check_integer, low=1),
-        "batch_size": partial(check_integer, low=1),
-        "gamma": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
-        "gae_lambda": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
-        "sub_sampling_factor": partial(check_integer, low=1),
-        "normalize_advantage": check_bool,
-        "adversarial_noise": check_rate,
-        "line_search_shrinking_factor": partial(check_real, low=0.0, high=1.0),
-        "line_search_max_iter": partial(check_integer, low=1),
-        "line_search_kl_factor": partial(check_real, low=0.0),
-        "n_critic_updates": partial(check_integer, low=0),
-        "use_sde": check_bool,
-        "verbose": lambda name, value: check_integer(name, int(value) if isinstance(value, bool) else value, 0),
-        "sde_sample_freq": partial(check_integer, low=-1),
-        "fast_rollouts": check_bool,
-        "rollout_buffer_class": lambda name, value: None if value is None else check_class(name, value, RolloutBuffer),
-        "rollout_buffer_kwargs": partial(check_optional, kinds=Mapping, accepted="a dict"),
-        "tensorboard_log": partial(check_optional, kinds=(str, os.PathLike), accepted="a path"),
-        # no deque may be longer
-        "stats_window_size": partial(check_integer, low=1, high=sys.maxsize),
-        "seed": lambda name, value: None if value is None else check_integer(name, value, 0, 2**32 - 1),
-    }
+    _RULES: ClassVar[dict[str, Rule]] = RULES
 
     def __init__(
         self,
@@ -160,12 +111,31 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
         self._warn_of_truncated_minibatches()
+        if self._has_one_action:
+            warnings.warn(
+                "The action space has one action: nothing can be chosen, and only the critic learns.", stacklevel=3
+            )
+        # those of files that Stable-Baselines3's classes are in, too
+        if self.policy_class is ActorCriticPolicy:
+            self.policy_class = MlpPolicy
+        if self.rollout_buffer_class in (None, RolloutBuffer) and not isinstance(self.observation_space, spaces.Dict):
+            self.rollout_buffer_class = LeanRolloutBuffer
         super()._setup_model()
         self._logged: set[str] = set()
+        self._n_stuck, self._warned = 0, False
         # load() restores it; the constructor makes it
         if "subsample_generator" not in vars(self):
             self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
-        self._n_actor_params = self._check_policy()
+            #: names of the parameters that some batch has used
+            self._acting_params: list[str] = []
+        self._n_actor_params, self._first_error = check_policy(self.policy)
+
+    @property
+    def _has_one_action(self) -> bool:
+        return isinstance(self.action_space, spaces.Discrete) and self.action_space.n == 1
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = "MlpPolicy") -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -192,49 +162,6 @@ class TrustRegionAlgorithm(DeferredRollouts):
         # not the seed itself: the generator would repeat the numbers that initialised the policy
         return int(np.random.SeedSequence(seed, spawn_key=purpose).generate_state(1, np.uint64)[0]) >> 1
 
-    def _check_policy(self) -> int:
-        """
-        :return: d, the number of actor parameters, as far as it is known before the first rollout; 0 if it is not
-        :raises UnsupportedDistributionError: if the policy's action distribution is not supported; a ``ValueError``
-        :raises ValueError: if the policy is recurrent, or torch cannot differentiate it twice
-        """
-        needed = [
-            name
-            for name, parameter in inspect.signature(self.policy.get_distribution).parameters.items()
-            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
-        if len(needed) > 1:
-            raise ValueError(
-                "policy: get_distribution must need nothing but observations, since recurrent policies are not "
-                f"supported, but that of {type(self.policy).__name__} needs {', '.join(needed)}"
-            )
-        with self._actor_on_made_up_steps() as (actor, observations):
-            if any(param.is_complex() for param in actor.params):
-                raise ValueError("policy: the actor's parameters must be real numbers, but some are complex")
-            actor.check_products(observations)
-            return actor.n_params
-
-    @contextmanager
-    def _actor_on_made_up_steps(self) -> Iterator[tuple[Actor, Any]]:
-        """The actor with the parameters that it uses for some observations; none if the network refuses them."""
-        space = self.observation_space
-        steps = (
-            {key: _two_observations(part) for key, part in space.items()}
-            if isinstance(space, spaces.Dict)
-            else _two_observations(space)
-        )
-        observations = obs_as_tensor(steps, self.device)
-        actor = Actor(self.policy)
-        with _unchanged_buffers(self.policy), actor.differentiable_policy():
-            try:
-                actor.find_params(observations, 2)
-            except (UnsupportedDistributionError, UnsupportedNetworkError, Warning):
-                raise
-            except Exception:
-                # the first update settles d
-                actor.params = ()
-            yield actor, observations
-
     @classmethod
     def load(
         cls: type[SelfTrustRegionAlgorithm],
@@ -247,30 +174,8 @@ class TrustRegionAlgorithm(DeferredRollouts):
 
         :raises ValueError: if another algorithm saved the file, or an argument has a bad value
         """
-        cls._refuse_other_algorithms(path)
+        refuse_other_algorithms(cls.__name__, cls._has_sketch, path)
         return super().load(path, *args, **kwargs)
-
-    @classmethod
-    def _refuse_other_algorithms(cls, path: str | pathlib.Path | io.BufferedIOBase) -> None:
-        """Their parameters may fit, and settings of the same name, but on other scales."""
-        file = open_path(path, "r", suffix="zip")
-        start = file.tell()
-        try:
-            with zipfile.ZipFile(file) as archive:
-                names = archive.namelist()
-                settings = json.loads(archive.read("data")) if "data" in names else None
-        except zipfile.BadZipFile:
-            # Stable-Baselines3 has a message for it
-            settings = None
-        finally:
-            if file is path:
-                file.seek(start)
-            else:
-                file.close()
-        if settings is not None and not (
-            _OWN_SETTINGS & settings.keys() and cls._has_sketch == ("sketch.pth" in names)
-        ):
-            raise ValueError(f"path must be a file that {cls.__name__} saved, but another algorithm saved {path}")
 
     def _check_arguments(self) -> None:
         """
@@ -329,6 +234,12 @@ class TrustRegionAlgorithm(DeferredRollouts):
         :return: η and the expected effect of the step
         """
 
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        """Fill the buffer with the experience of the current policy; arguments and result are Stable-Baselines3's."""
+        policy: Any = self.policy
+        with policy.numpy_rollout() if self.fast_rollouts and isinstance(policy, MlpPolicy) else nullcontext():
+            return super().collect_rollouts(*args, **kwargs)
+
     def train(self) -> None:
         """
         Update the policy from the rollout buffer: one trust region step of the actor, then epochs of the critic.
@@ -336,8 +247,9 @@ class TrustRegionAlgorithm(DeferredRollouts):
         :raises NonFiniteRolloutError: if rewards, advantages or returns contain NaN or infinity, or if observations do
             and the features or outputs that the policy computes from them do, too. It is raised before anything
             changes, and is both a ``FloatingPointError`` and a ``ValueError``.
-        :raises ValueError: if a learning rate schedule returned NaN or infinity, or if the limit of UATRPO's sketch has
-            become too small for a single projection. It is raised before the policy changes.
+        :raises ValueError: if a learning rate schedule returned NaN or infinity, if the limit of UATRPO's sketch has
+            become too small for a single projection, or if the policy acts by another distribution than the one that
+            its ``evaluate_actions`` leaves in ``action_dist``. It is raised before the policy changes.
         :raises RuntimeError: if torch records no gradients, as within ``torch.no_grad()``
         """
         if not th.is_grad_enabled():
@@ -347,17 +259,26 @@ class TrustRegionAlgorithm(DeferredRollouts):
         with actor.differentiable_policy():
             self._check_observations(actor, batch)
             self._update_learning_rate(self.policy.optimizer)
-            actor.find_params(batch.observations, len(batch))
+            self._find_params(actor, batch)
             found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
-        losses = fit_values(self.policy, self.rollout_buffer, self.batch_size, self.n_critic_updates, actor.params)
+        losses = fit_values(actor, self.rollout_buffer, self.batch_size, self.n_critic_updates)
         drift: dict[str, float] = {}
         if stepped is not None:
             with actor.differentiable_policy():
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
+        self._warn_if_stuck(found["step_fraction"])
+
+    def _find_params(self, actor: Actor, batch: Batch) -> None:
+        try:
+            self._acting_params = actor.find_params(batch, self._acting_params)
+        except Exception as error:
+            # what the policy raised when it was made may be the reason
+            raise error from error.__cause__ or self._first_error
+        self._first_error = None
 
     def _check_observations(self, actor: Actor, batch: Batch) -> None:
         """
@@ -371,7 +292,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
         with th.no_grad():
             features = self.policy.extract_features(steps.observations)
             found = [*features] if isinstance(features, tuple) else [features]
-            found += [actor.heads(steps), self.policy.predict_values(steps.observations)]
+            found += [*evaluate_actions(self.policy, steps.observations, steps.actions)[:2], actor.heads(steps)]
         if not all(bool(values.isfinite().all()) for values in found):
             check_finite(self.rollout_buffer, "observations")
             raise NonFiniteRolloutError("The observations that the rollout buffer returned are not finite.")
@@ -407,6 +328,10 @@ class TrustRegionAlgorithm(DeferredRollouts):
         if not actor.params:
             return refused("the actor has no trainable parameters")
         estimates = self._estimate(actor, batch, n_trajectories)
+        old_log_probs = actor.head.log_prob(estimates.batch.head(), batch.actions)
+        self._check_log_probs(actor, batch, old_log_probs)
+        if self._has_one_action:
+            return known | diagnose_step(unchanged, 0.0)
         direction = self._find_direction(estimates)
         known |= direction.diagnostics
         if not bool(direction.vector.isfinite().all()):
@@ -418,7 +343,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
             return refused("the trust region does not bound the update direction")
         known |= length.diagnostics
         max_kl = self.line_search_kl_factor * length.kl_estimated
-        result = self._search(actor, batch, estimates, length.eta * direction.vector, max_kl)
+        result = self._search(actor, batch, estimates, old_log_probs, length.eta * direction.vector, max_kl)
         if result.accepted is None and not math.isfinite(result.proposed.kl):
             warn("the KL divergence of the full step is not finite, and no shorter step was accepted")
         return known | diagnose_line_search(result, length.kl_estimated, unchanged)
@@ -431,12 +356,26 @@ class TrustRegionAlgorithm(DeferredRollouts):
         subsample = actor.estimates(batch.subsample(self.sub_sampling_factor, self.subsample_generator))
         return PolicyEstimates(actor.layout, gradient, whole, subsample, n_trajectories)
 
+    def _check_log_probs(self, actor: Actor, batch: Batch, log_probs: th.Tensor) -> None:
+        if not actor.check_log_probs(batch, log_probs) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "The log-probabilities of the rollout differ from those of the same actions before the update. A "
+                "callback may have changed the buffer or the policy, or the policy draws random numbers of its own.",
+                stacklevel=4,
+            )
+
     def _search(
-        self, actor: Actor, batch: Batch, estimates: PolicyEstimates, step: th.Tensor, max_kl: float
+        self,
+        actor: Actor,
+        batch: Batch,
+        estimates: PolicyEstimates,
+        old_log_probs: th.Tensor,
+        step: th.Tensor,
+        max_kl: float,
     ) -> LineSearchResult:
         """Move the actor along the step as far as the line search allows, or leave it exactly where it was."""
         old_head = estimates.batch.head()
-        old_log_prob = actor.head.log_prob(old_head, batch.actions)
 
         with actor.moving_along(step) as move:
 
@@ -449,7 +388,7 @@ class TrustRegionAlgorithm(DeferredRollouts):
                     if "Expected parameter" not in str(error):
                         raise
                     return Evaluation(math.nan, math.nan)
-                ratio = th.exp(actor.head.log_prob(head, batch.actions) - old_log_prob)
+                ratio = th.exp(actor.head.log_prob(head, batch.actions) - old_log_probs)
                 return Evaluation((batch.advantages * ratio).mean().item(), actor.head.kl(old_head, head).mean().item())
 
             result = backtracking_line_search(
@@ -461,6 +400,19 @@ class TrustRegionAlgorithm(DeferredRollouts):
             )
             move(result.step_fraction)
         return result
+
+    def _warn_if_stuck(self, step_fraction: float) -> None:
+        """Warn once of many updates in a row that were refused or cut back to the last trial."""
+        last_trial = self.line_search_shrinking_factor ** (self.line_search_max_iter - 1)
+        is_stuck = step_fraction < 1.0 and step_fraction <= last_trial
+        self._n_stuck = self._n_stuck + 1 if is_stuck else 0
+        if self._n_stuck == STUCK:
+            warnings.warn(
+                f"{STUCK} updates in a row left the policy where it was, or moved it by the line search's shortest "
+                "step. The policy may draw random numbers of its own, which the line search takes for a change; the "
+                "step may be too long; or the advantages may be zero.",
+                stacklevel=3,
+            )
 
     def _diagnose_critic(self, losses: list[float]) -> dict[str, float]:
         buffer = self.rollout_buffer

@@ -105,13 +105,3 @@ class ArrayMLP:
             if i > 0:
                 cotangents = cotangents @ self.layers[i].weight
         return float(errors.dot(errors)) / len(targets)
-
-    def size_of_terms(self, inputs: Array) -> float:
-        """
-        :param inputs: shape ``(n, i)``
-        :return: the largest ``|W|·|h| + |b|`` of the last layer, h being its input. Rounding errors are relative to
-            this, even where terms cancel and the output is close to zero.
-        """
-        last = self.layers[-1]
-        h = self.outputs(inputs)[-2] if len(self.layers) > 1 else inputs
-        return float(np.nan_to_num(abs(h) @ abs(last.weight).T + abs(last.bias), posinf=0.0).max())

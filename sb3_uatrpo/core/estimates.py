@@ -47,7 +47,7 @@ def batched_grad(
     :return: for each input, c gradients along a new first dimension; None if no output depends on it
     """
     # torch's anomaly detection has to read the numbers, which is not possible for several cotangents at once
-    if not (th.is_anomaly_enabled() and th.is_anomaly_check_nan_enabled()):
+    if len(cotangents[0]) > 1 and not (th.is_anomaly_enabled() and th.is_anomaly_check_nan_enabled()):
         try:
             return list(
                 th.autograd.grad(
@@ -247,7 +247,7 @@ class SampleEstimates:
 
         :return: shape ``(d,)``
         """
-        return _sum(part.vjp(part.scores[None]).squeeze(1) for part in self._linearizations()) / self.n_steps
+        return _sum(part.vjp(part.scores[None] / self.n_steps).squeeze(1) for part in self._linearizations())
 
     def standard_error(self) -> th.Tensor:
         """

@@ -1,0 +1,90 @@
+"""Can an update use this policy? Asked when a model is made, on two steps that are made up."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import nn
+
+from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
+from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.heads import UnsupportedDistributionError
+
+
+def check_policy(policy: ActorCriticPolicy) -> tuple[int, Exception | None]:
+    """
+    :param policy: of a new model
+    :return: d, the number of actor parameters, as far as it is known before the first rollout, or 0 and the error that
+        the policy raised, since it may refuse steps that are made up
+    :raises UnsupportedDistributionError: if the policy's action distribution is not supported; a ``ValueError``
+    :raises ValueError: if the policy is recurrent, or torch cannot differentiate it twice
+    """
+    needed = [
+        name
+        for name, parameter in inspect.signature(policy.evaluate_actions).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if len(needed) > 2:
+        raise ValueError(
+            "policy: evaluate_actions must need nothing but observations and actions, since recurrent policies are not "
+            f"supported, but that of {type(policy).__name__} needs {', '.join(needed)}"
+        )
+    actor = Actor(policy)
+    with _unchanged_buffers(policy), actor.differentiable_policy():
+        try:
+            steps = _two_steps(policy)
+            actor.find_params(steps)
+        except (UnsupportedDistributionError, UnsupportedNetworkError, Warning):
+            raise
+        except Exception as error:
+            # the first update settles d
+            return 0, error
+        if any(param.is_complex() for param in actor.params):
+            raise ValueError("policy: the actor's parameters must be real numbers, but some are complex")
+        actor.check_products(steps)
+    return actor.n_params, None
+
+
+def _two_steps(policy: ActorCriticPolicy) -> Batch:
+    space = policy.observation_space
+    observations = (
+        {key: _two_observations(part) for key, part in space.items()}
+        if isinstance(space, spaces.Dict)
+        else _two_observations(space)
+    )
+    nothing = th.zeros(2, device=policy.device)
+    actions = th.zeros(2, get_action_dim(policy.action_space), device=policy.device)
+    return Batch(obs_as_tensor(observations, policy.device), actions, nothing, nothing)
+
+
+def _two_observations(space: spaces.Space) -> np.ndarray:
+    """Two observations as the policy gets them. Not all are zero: some functions have no derivative there."""
+    shape = (2, *get_obs_shape(space))
+    if not isinstance(space, spaces.Box):
+        return np.zeros(shape, space.dtype)
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    values = 0.25 + 0.2 * np.cos(numbers) if np.issubdtype(space.dtype, np.floating) else numbers % 3
+    return values.clip(space.low, space.high).astype(space.dtype)
+
+
+@contextmanager
+def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers afterwards: networks count or average in them what they see within this context."""
+    kept = [
+        (part._buffers, name, value, value.clone())
+        for part in module.modules()
+        for name, value in part._buffers.items()
+        if value is not None
+    ]
+    try:
+        yield
+    finally:
+        with th.no_grad():
+            for buffers, name, value, numbers in kept:
+                buffers[name] = value.copy_(numbers)
