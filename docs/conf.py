@@ -56,22 +56,23 @@ LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#)([^()\s]+)\)")
 def mend_links(text: str, start: Path, page: Path) -> str:
     """
     Links are written for whoever reads the files in the repository. Here those to pages lead to pages and those to
-    other files to copies of them; a folder has neither, and keeps its name alone.
+    other files to copies of them; a folder has neither, and Markdown that is no page would lack its pictures and links,
+    so these keep their names alone.
 
     :param text: Markdown
     :param start: the folder that its links start from
     :param page: the folder of the page that it becomes part of
-    :return: the same with links that start from the page's folder, and none to folders
+    :return: the same with links that start from the page's folder, and none to folders or other Markdown
     """
 
     def mended(link: re.Match[str]) -> str:
         label, target = link.groups()
         path, *anchor = target.split("#")
         file = (start / path).resolve()
-        if file.is_dir():
-            return label
         if file in INCLUDED:
             file = DOCS / INCLUDED[file]
+        if file.is_dir() or (file.suffix == ".md" and not file.is_relative_to(DOCS)):
+            return label
         return f"[{label}]({'#'.join([os.path.relpath(file, page), *anchor])})"
 
     return LINK.sub(mended, text)

@@ -20,7 +20,7 @@ from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.core import estimates, subspace
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(page for of in ("docs", "benchmarks") for page in (ROOT / of).rglob("*.md"))])
 
 
 def inline(page: Path) -> Iterator[Token]:
@@ -64,7 +64,7 @@ def test_code_in_pages_has_no_syntax_error(page):
 def test_the_studies_of_the_docs_go_on_in_their_folders():
     """A folder that exists must be a study's, or `run` refuses it."""
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    folders = {ROOT / folder for folder in re.findall(r"--folder (docs/results/[\w/]+)", text)}
+    folders = {ROOT / folder for folder in re.findall(r"--folder (benchmarks/results/[\w/]+)", text)}
     studies = {folder for folder in folders if folder.exists() and folder.name != "direction_quality"}
     assert len(studies) > 5
     assert {folder for folder in studies if not (folder / "study.json").exists()} == set()

@@ -1,4 +1,4 @@
-"""Every example runs, shortened, as a user would start it: a script, from another folder."""
+"""Every example and benchmark runs, shortened, as a user would start it: a script, from another folder."""
 
 import ctypes.util
 import json
@@ -36,13 +36,18 @@ from tests.forked import run_script
 from tests.installing import run as run_command
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+BENCHMARKS = EXAMPLES.parent / "benchmarks"
 #: A run of RL Zoo
 AGENT = EXAMPLES.parent / "docs" / "agents" / "uatrpo" / "Hopper-v4_1"
 
 
+def path_of(script: str) -> Path:
+    return next(path for folder in (EXAMPLES, BENCHMARKS) if (path := folder / script).exists())
+
+
 def run(folder: Path, script: str, *args: str, code: int = 0) -> str:
     """What the script printed; warnings are errors, but for the one about old tasks, which each script filters."""
-    ended = run_script(EXAMPLES / script, *args, cwd=folder, OMP_NUM_THREADS="1", MPLCONFIGDIR=str(folder))
+    ended = run_script(path_of(script), *args, cwd=folder, OMP_NUM_THREADS="1", MPLCONFIGDIR=str(folder))
     output = ended.stdout + ended.stderr
     assert ended.code == code, output
     assert "Warning" not in output
@@ -56,12 +61,12 @@ def refusal(tmp_path, capsys, monkeypatch):
 
     def find(script: str, *args: str) -> str:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.syspath_prepend(EXAMPLES)
+        monkeypatch.syspath_prepend(path_of(script).parent)
         monkeypatch.setattr(sys, "argv", [script, *args])
         with mock.patch.dict(os.environ), warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             with pytest.raises(SystemExit) as end:
-                runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+                runpy.run_path(str(path_of(script)), run_name="__main__")
         assert end.value.code == 2
         said = "".join(capsys.readouterr())
         assert "Warning" not in said
@@ -498,7 +503,7 @@ def test_benchmark_parts(tmp_path, refusal):
 
 def test_benchmark_scaling(tmp_path, refusal):
     # it starts processes that import it
-    command = [sys.executable, EXAMPLES / "benchmark_scaling.py", "--sweep", "steps", "environments"]
+    command = [sys.executable, BENCHMARKS / "benchmark_scaling.py", "--sweep", "steps", "environments"]
     output = run_command(*command, "--most-steps", "5000", cwd=tmp_path)
     assert "environments (n)" in output
     rows = json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())

@@ -91,9 +91,9 @@ def test_the_recommendation(ours, choice, somewhere):
 
 
 def test_the_table_of_all_runs(capsys):
-    main(["--folder", str(ROOT / "docs" / "results" / "first")])
+    main(["--folder", str(ROOT / "benchmarks" / "results" / "first")])
     printed = capsys.readouterr().out
-    records, _ = read_records(ROOT / "docs" / "results" / "first" / "records")
+    records, _ = read_records(ROOT / "benchmarks" / "results" / "first" / "records")
     chosen = [r for r in records if (r.spec.algo, r.spec.env_id) == ("uatrpo", "Hopper-v4")]
     returns = [final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in chosen]
     ratios = np.concatenate([np.array(r.updates["kl_ratio"], dtype=float) for r in chosen])

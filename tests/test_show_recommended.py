@@ -146,7 +146,7 @@ def test_the_pages_show_the_committed_runs(tmp_path):
     """The tables of docs/results.md are those printed now; README and hyperparameters have their means."""
     picture = ["--output", str(tmp_path / "picture.png")]
     recommended, rivals, more_seeds, ant = (
-        str(ROOT / "docs" / "results" / name) for name in ("recommended", "rivals", "more_seeds", "ant")
+        str(ROOT / "benchmarks" / "results" / name) for name in ("recommended", "rivals", "more_seeds", "ant")
     )
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     newest = main(picture)

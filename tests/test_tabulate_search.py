@@ -110,7 +110,7 @@ def test_what_cannot_be_ranked_is_named(tmp_path, capsys, tasks, rivals, message
 
 def test_the_pages_show_the_committed_runs():
     """The tables of the pages are those printed now."""
-    results = ROOT / "docs" / "results"
+    results = ROOT / "benchmarks" / "results"
     page = (results / "search" / "README.md").read_text(encoding="utf-8")
     million, settings = (main(["--folder", str(results / "search" / folder)]) for folder in ("million", ""))
     assert million in page

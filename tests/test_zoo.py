@@ -369,7 +369,7 @@ def test_what_python_recommends_is_what_rl_zoo_runs():
 
 def test_trpo_is_compared_at_the_same_settings():
     ours = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())
-    theirs = yaml.safe_load((ROOT / "docs" / "results" / "recommended" / "trpo_matched.yml").read_text())
+    theirs = yaml.safe_load((ROOT / "benchmarks" / "results" / "recommended" / "trpo_matched.yml").read_text())
     assert len(theirs) == 6
     for env_id, entry in theirs.items():
         assert ours[env_id] == {**entry, "shrinkage": 0.75, "step_length_samples": "batch"}
@@ -421,7 +421,7 @@ def test_the_fallback_has_a_help(option, capsys, monkeypatch):
 
 def test_the_study_of_the_small_tasks_has_them_all():
     """Every entry outside MuJoCo, with its own number of steps, and no seed with which an entry was chosen."""
-    results = ROOT / "docs" / "results"
+    results = ROOT / "benchmarks" / "results"
     files = {algo: registration.HYPERPARAMS / f"{algo}.yml" for algo in registration.ALGORITHMS}
     files["uatrpo"] = results / "paper_batches.yml"
     study = read_study_file(results / "small_tasks" / "study.yml")

@@ -26,6 +26,8 @@ MAX_SIZE = 2**28
 OUTPUT_HEADING = "\nThe last that it printed:\n"
 # File systems allow 255 bytes; the key, the suffix of the record and what its temporary file adds need 24 of them
 LONGEST_STEM = 255 - 24
+# Greek letters of variants, in file names
+ASCII = str.maketrans({"γ": "gamma", "λ": "lambda", "ρ": "rho"})
 # What users call runs without varied values
 UNVARIED = "plain"
 
@@ -123,7 +125,7 @@ class RunSpec:
     def file_name(self) -> str:
         """:return: name of the record's file, valid on every file system"""
         parts = [self.algo, self.env_id, self.variant, f"s{self.seed}"]
-        stem = "_".join(re.sub(r"[^\w.=-]+", "-", part) for part in parts if part)
+        stem = "_".join(re.sub(r"[^\w.=-]+", "-", part.translate(ASCII)) for part in parts if part)
         # the key alone makes it unique
         return f"{stem.encode()[:LONGEST_STEM].decode(errors='ignore')}_{self.key()}.json.gz"
 

@@ -234,8 +234,8 @@ def test_a_range_of_seeds_is_bounded_before_it_is_written_out():
 
 
 def test_the_documented_commands_plan_the_committed_runs():
-    """After the relabelling too, a repeated command finds the runs that have a record."""
-    results = Path(__file__).parents[2] / "docs" / "results"
+    """A repeated command finds the runs that have a record."""
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
     study = read_study_file(results / "paper_batches_study.yml")
     batches: dict[str, Any] = {
         "variants": study["variants"],

@@ -1,0 +1,202 @@
+"""
+How do the time and memory of an update grow with the network, projections, steps, actions and environments?
+
+    OMP_NUM_THREADS=1 python benchmarks/benchmark_scaling.py
+
+One quantity varies at a time, around a 64×64 network, m = 200, 1,000 steps, 3 actions and one environment. The rollout
+is noise and the critic is not trained, so only the trust region step is timed. Each case runs in its own process, so
+that its peak memory can be measured: the amount by which ``train()`` raises the process's peak above what model, sketch
+and rollout took before. The exponent is the slope of log time over log size between the first and the last case: 1
+means linear growth.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pandas as pd
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_uatrpo import UATRPO
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model and one rollout."""
+
+    sweep: str
+    net_arch: tuple[int, ...] = (64, 64)
+    n_projections: int = 200
+    n_steps: int = 1000
+    n_actions: int = 3
+    n_envs: int = 1
+    sub_sampling_factor: int = 10
+    cnn: bool = False
+    repetitions: int = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """d, m after the limit on the sketch, n, milliseconds, MB beyond what was allocated before, and MB of sketch."""
+
+    d: int
+    m: int
+    n: int
+    ms: float
+    peak_mb: float
+    sketch_mb: float
+
+
+class Still(gym.Env):
+    """Spaces without a task: the benchmark writes the rollout itself."""
+
+    def __init__(self, observation_space: spaces.Space, n_actions: int):
+        self.observation_space = observation_space
+        self.action_space = spaces.Box(-1.0, 1.0, (n_actions,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape or (), self.observation_space.dtype), {}
+
+
+def cases(with_cnn: bool, most_steps: int) -> Iterator[Case]:
+    base = Case("")
+    for net_arch in ((64, 64), (256, 256), (400, 300)):
+        yield replace(base, sweep="network", net_arch=net_arch)
+    if with_cnn:
+        yield replace(base, sweep="NatureCNN", cnn=True, net_arch=(), repetitions=1)
+    for m in (25, 50, 100, 200, 400):
+        yield replace(base, sweep="projections", n_projections=m)
+    for n_steps in (1000, 5000, 20_000, 50_000):
+        if n_steps <= most_steps:
+            yield replace(base, sweep="steps", n_steps=n_steps)
+    for n_steps in (1000, 5000, 20_000, 50_000):
+        if n_steps <= most_steps:
+            yield replace(
+                base, sweep="steps, all in F and Sigma", n_steps=n_steps, sub_sampling_factor=1, repetitions=1
+            )
+    if most_steps >= 50_000:
+        yield replace(base, sweep="largest network", net_arch=(400, 300), n_steps=50_000, repetitions=1)
+    for n_actions in (2, 6, 17):
+        yield replace(base, sweep="actions", n_actions=n_actions)
+    for n_envs in (1, 4, 8):
+        yield replace(base, sweep="environments", n_envs=n_envs)
+
+
+def warm_up() -> None:
+    """Run a small update first, so that what the libraries load at their first use is not counted."""
+    model = UATRPO("MlpPolicy", DummyVecEnv([lambda: Still(spaces.Box(-1.0, 1.0, (2,), np.float32), 1)]), n_steps=50)
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    model.rollout_buffer.advantages[:] = np.linspace(-1.0, 1.0, 50)[:, None]
+    model.rollout_buffer.full = True
+    model.train()
+
+
+def measure(case: Case) -> Measured:
+    """Time the trust region step of one case. Runs in its own process."""
+    th.set_num_threads(1)
+    warm_up()
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8) if case.cnn else spaces.Box(-np.inf, np.inf, (17,), np.float32)
+    model = UATRPO(
+        "CnnPolicy" if case.cnn else "MlpPolicy",
+        DummyVecEnv([lambda: Still(space, case.n_actions)] * case.n_envs),
+        n_steps=case.n_steps,
+        batch_size=case.n_steps,
+        n_projections=case.n_projections,
+        sub_sampling_factor=case.sub_sampling_factor,
+        n_critic_updates=0,
+        policy_kwargs={"net_arch": list(case.net_arch)},
+        seed=0,
+        device="cpu",
+    )
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    buffer = model.rollout_buffer
+    generator = np.random.default_rng(0)
+    if case.cnn:
+        buffer.observations[:] = generator.integers(0, 256, buffer.observations.shape)
+    else:
+        buffer.observations[:] = generator.normal(size=buffer.observations.shape)
+    buffer.actions[:] = generator.normal(size=buffer.actions.shape)
+    buffer.advantages[:] = generator.normal(size=buffer.advantages.shape)
+    buffer.episode_starts[::100] = 1.0
+    buffer.pos, buffer.full = buffer.buffer_size, True
+    model.sketch.draw()
+    for average in (model.sketch.y_fisher, model.sketch.y_covariance):
+        average.add_(0.0)  # pages never written are not resident yet, and would count as the update's
+
+    def peak() -> float:
+        # kilobytes on Linux, bytes on macOS
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+    before = peak()
+    times = []
+    for _ in range(case.repetitions):
+        start = time.perf_counter()
+        model.train()
+        times.append(1e3 * (time.perf_counter() - start))
+    d, m = model.sketch.shape
+    n = case.n_steps * case.n_envs
+    return Measured(d, m, n, statistics.median(times), peak() - before, model.sketch.n_bytes / 1e6)
+
+
+def exponents(table: pd.DataFrame) -> pd.Series:
+    """Slope of log time over log size from the first to the last case of each sweep."""
+    sizes = {"network": "d", "projections": "m", "steps": "n", "steps, all in F and Sigma": "n", "environments": "n"}
+    found = {}
+    for sweep, size in sizes.items():
+        rows = table[table["sweep"] == sweep]
+        if len(rows) > 1:
+            first, last = rows.iloc[0], rows.iloc[-1]
+            found[f"{sweep} ({size})"] = np.log(last["ms"] / first["ms"]) / np.log(last[size] / first[size])
+    return pd.Series(found, name="exponent", dtype=np.float64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cnn", action="store_true", help="NatureCNN on 84×84×4 images too: about a minute")
+    parser.add_argument("--most-steps", type=int, default=50_000, help="leave out cases with more steps")
+    parser.add_argument("--sweep", nargs="+", help="only these quantities, for example projections environments")
+    parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
+    args = parser.parse_args()
+    if args.most_steps < 1000:
+        parser.error(f"--most-steps must be at least 1000, but it is {args.most_steps}")
+    chosen = list(cases(args.cnn, args.most_steps))
+    sweeps = list(dict.fromkeys(case.sweep for case in chosen))
+    if unknown := set(args.sweep or ()) - set(sweeps):
+        parser.error(f"--sweep must be among {', '.join(map(repr, sweeps))}, but it is {sorted(unknown)[0]!r}")
+    rows = []
+    for case in (case for case in chosen if case.sweep in (args.sweep or sweeps)):
+        # one process per case, since a peak never falls
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            found = pool.submit(measure, case).result()
+            rows.append({**asdict(case), **asdict(found)})
+            print(
+                f"{case.sweep}: d={found.d}, m={found.m}, n={found.n}: {found.ms:.0f} ms", file=sys.stderr, flush=True
+            )
+    table = pd.DataFrame(rows)
+    shown = ["sweep", "d", "m", "n", "n_actions", "n_envs", "ms", "peak_mb", "sketch_mb"]
+    print(table[shown].round(1).to_string(index=False))
+    if len(slopes := exponents(table)):
+        print(f"\n{slopes.round(2).to_string()}")
+    print(f"\npython {platform.python_version()} on {platform.machine()}, torch {th.__version__}, one thread")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    (args.folder / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
