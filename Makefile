@@ -26,11 +26,11 @@ INSTALL := PYTHONWARNINGS="ignore:Editable installation" \
 $(TRAINING): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip setuptools wheel
-	$(INSTALL) --no-build-isolation -e ".[mujoco,study]"
+	$(INSTALL) --no-build-isolation -e ".[mujoco,train]"
 	touch $@
 
 $(READY): $(TRAINING)
-	$(INSTALL) --no-build-isolation -e ".[mujoco,ray,study,zoo,onnx,docs,tests]"
+	$(INSTALL) --no-build-isolation -e ".[mujoco,train,ray,study,zoo,onnx,docs,tests]"
 	touch $@
 
 train: $(TRAINING)
