@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What training needs, and with what everything else needs
+TRAINING := $(VENV)/.training
 READY := $(VENV)/.ready
 
 STEPS ?= 300000
@@ -18,14 +20,20 @@ export OMP_NUM_THREADS := 1
 # installs the newest versions that setup.cfg allows. The filter is for setuptools, which warns at every editable
 # installation.
 CONSTRAINTS := -c constraints.txt
-$(READY): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --upgrade pip setuptools wheel
-	PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --no-build-isolation -e ".[mujoco,ray,study,zoo,onnx,docs,tests]"
-	touch $(READY)
+INSTALL := PYTHONWARNINGS="ignore:Editable installation" \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
 
-train: $(READY)
+$(TRAINING): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --upgrade pip setuptools wheel
+	$(INSTALL) --no-build-isolation -e ".[mujoco,train]"
+	touch $@
+
+$(READY): $(TRAINING)
+	$(INSTALL) --no-build-isolation -e ".[mujoco,train,ray,study,zoo,onnx,docs,tests]"
+	touch $@
+
+train: $(TRAINING)
 	$(BIN)/python examples/train_mujoco.py --env $(ENV) --n-timesteps $(STEPS) --seed $(SEED)
 
 test: lint type pytest

@@ -13,6 +13,7 @@ import argparse
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import safe_mean
 
 from sb3_uatrpo import UATRPO
 
@@ -47,7 +48,10 @@ def main(args: list[str] | None = None) -> UATRPO:
         "activation_fn": th.nn.SiLU,
     }
     model = UATRPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs, seed=0, device="cpu", verbose=1)
-    return model.learn(options.n_timesteps)
+    model.learn(options.n_timesteps)
+    returns = [episode["r"] for episode in model.ep_info_buffer or ()]
+    print(f"mean return of the last {len(returns)} episodes: {safe_mean(returns):.0f} of 500")
+    return model
 
 
 if __name__ == "__main__":

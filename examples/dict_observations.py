@@ -9,6 +9,7 @@ import argparse
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
+from stable_baselines3.common.utils import safe_mean
 
 from sb3_uatrpo import UATRPO
 
@@ -32,7 +33,10 @@ def main(args: list[str] | None = None) -> UATRPO:
         device="cpu",
         verbose=1,
     )
-    return model.learn(options.n_timesteps)
+    model.learn(options.n_timesteps)
+    returns = [episode["r"] for episode in model.ep_info_buffer or ()]
+    print(f"mean return of the last {len(returns)} episodes: {safe_mean(returns):.1f}")
+    return model
 
 
 if __name__ == "__main__":

@@ -12,17 +12,23 @@ to the bounds of the action space. Using it requires neither this package nor to
 
 import argparse
 import logging
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecNormalize
 from watch_agent import add_agent_arguments, load_agent
+
+try:
+    import onnxruntime
+    import onnxscript  # noqa: F401 (torch.onnx needs it)
+except ModuleNotFoundError as error:
+    sys.exit(f'{error}: run pip install ".[mujoco,onnx]" in a clone of sb3_uatrpo')
 
 # Silence torch's exporter about its own internals, and about torchvision operators that no policy uses
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*", category=FutureWarning)

@@ -23,16 +23,19 @@ from pathlib import Path
 
 import gymnasium as gym
 import torch as th
-import yaml
-from PIL import Image, ImageDraw, ImageFont
-from rl_zoo3.utils import ALGOS, create_test_env, get_saved_hyperparams
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
-from watch_agent import check_environment, find_statistics
+from watch_agent import check_environment, find_statistics, has_screen
 
-from sb3_uatrpo.study.folders import find_runs
-from sb3_uatrpo.zoo import register
-from sb3_uatrpo.zoo.registration import RENAMED
+try:
+    import yaml
+    from PIL import Image, ImageDraw, ImageFont
+    from rl_zoo3.utils import ALGOS, create_test_env, get_saved_hyperparams
+
+    from sb3_uatrpo.study.folders import find_runs
+    from sb3_uatrpo.zoo import register
+except ModuleNotFoundError as error:
+    sys.exit(f'{error}: run pip install ".[mujoco,study]" in a clone of sb3_uatrpo')
 
 MAX_AGENTS = 4
 # Height of the line with the names of the tasks, in pixels
@@ -56,7 +59,7 @@ class Agent:
 
 def set_up_rendering() -> None:
     """Render off-screen if there is no display, and pass on MuJoCo's warnings as ``train_mujoco.py`` does."""
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+    if not has_screen():
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     with suppress(ImportError):
@@ -179,9 +182,7 @@ def main(args: list[str] | None = None) -> Path:
     register()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agents", nargs="+", metavar="AGENT", help="FOLDER, or TASK=FILE")
-    parser.add_argument(
-        "--algo", choices=sorted(ALGOS.keys() - RENAMED.keys()), default="uatrpo", help="algorithm of TASK=FILE"
-    )
+    parser.add_argument("--algo", choices=sorted(ALGOS), default="uatrpo", help="algorithm of TASK=FILE")
     parser.add_argument("--output", type=Path, default=Path("agents.gif"))
     parser.add_argument("--seconds", type=float, default=5.0, help="default: %(default)s")
     parser.add_argument("--fps", type=float, default=12.5, help="frames per second; default: %(default)s")

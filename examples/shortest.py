@@ -9,7 +9,7 @@ import argparse
 import gymnasium as gym
 import torch as th
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import RECOMMENDED_DISCRETE, UATRPO
 
 
 def main(args: list[str] | None = None) -> UATRPO:
@@ -19,17 +19,7 @@ def main(args: list[str] | None = None) -> UATRPO:
 
     # a second thread gains small networks little
     th.set_num_threads(1)
-    # what is recommended for discrete actions
-    model = UATRPO(
-        "MlpPolicy",
-        "CartPole-v1",
-        gamma=0.99,
-        shrinkage=0.75,
-        target_kl=0.01,
-        step_length_samples="batch",
-        device="cpu",
-        verbose=1,
-    )
+    model = UATRPO("MlpPolicy", "CartPole-v1", **RECOMMENDED_DISCRETE, device="cpu", verbose=1)
     model.learn(total_timesteps=options.n_timesteps)
 
     env = gym.make("CartPole-v1")

@@ -12,6 +12,7 @@ import argparse
 
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_uatrpo import UATRPO
@@ -31,6 +32,8 @@ def main(args: list[str] | None = None) -> UATRPO:
     model = UATRPO("MlpPolicy", env, n_steps=500, gamma=0.95, seed=0, device="cpu", verbose=1)
     model.learn(options.n_timesteps)
     env.close()
+    returns = [episode["r"] for episode in model.ep_info_buffer or ()]
+    print(f"mean return of the last {len(returns)} episodes: {safe_mean(returns):.0f}")
     return model
 
 

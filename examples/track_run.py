@@ -82,11 +82,17 @@ def main(args: list[str] | None = None) -> UATRPO:
     env = VecNormalize(make_vec_env(options.env, seed=options.seed), norm_reward=False, gamma=0.95)
     model = UATRPO("MlpPolicy", env, gamma=0.95, seed=options.seed, device="cpu")
     settings = {"algo": "uatrpo", "env": options.env, "gamma": model.gamma, "seed": options.seed}
-    model.set_logger(Logger(str(folder), [TRACKERS[name](folder, settings) for name in options.trackers]))
     try:
-        return model.learn(options.n_timesteps)
+        outputs = [TRACKERS[name](folder, settings) for name in options.trackers]
+    except ModuleNotFoundError as error:
+        parser.error(f"--trackers: {error}; run pip install {error.name}")
+    model.set_logger(Logger(str(folder), outputs))
+    try:
+        model.learn(options.n_timesteps)
     finally:
         model.logger.close()
+    print(f"{model.num_timesteps} steps are tracked in {folder}")
+    return model
 
 
 if __name__ == "__main__":

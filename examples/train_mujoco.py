@@ -20,7 +20,6 @@ import matplotlib
 matplotlib.use("Agg")
 import gymnasium as gym
 import matplotlib.pyplot as plt
-import mujoco
 import numpy as np
 import pandas as pd
 import torch as th
@@ -31,7 +30,13 @@ from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
-from sb3_uatrpo.study import final_return
+
+try:
+    import mujoco
+    import tensorboard  # noqa: F401
+    import tqdm  # noqa: F401
+except ModuleNotFoundError as error:
+    sys.exit(f'{error}: run pip install ".[mujoco,train]" in a clone of sb3_uatrpo')
 
 # The paper's tasks are old versions, and Gymnasium warns each time one is made
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
@@ -138,7 +143,7 @@ def main(args: list[str] | None = None) -> Path:
     n_envs = 1
     if options.algo == "uatrpo":
         task = options.env.partition("-v")[0]
-        settings = {**settings, **CHANGES.get(task, {})}
+        settings = RECOMMENDED(**CHANGES.get(task, {}))
         n_envs = N_ENVS.get(task, 1)
     gamma = settings.get("gamma", 0.995)
     env = make_env(options.env, gamma, seed=options.seed, monitor_dir=str(folder), n_envs=n_envs)
@@ -177,12 +182,13 @@ def main(args: list[str] | None = None) -> Path:
     print(f"model:           {folder / 'model.zip'}, with {folder / 'vecnormalize.pkl'}")
     print(f"logs:            {folder / 'progress.csv'}; tensorboard --logdir {shlex.quote(str(folder))}")
     print(f"learning curve:  {picture}")
-    episodes = load_results(str(folder))
-    final = final_return(episodes["l"].cumsum(), episodes["r"], model.num_timesteps)
-    print(f"final return:    {final:.1f} (mean over the last tenth of the steps)")
+    episodes: pd.DataFrame = load_results(str(folder))
+    last = episodes["r"][episodes["l"].cumsum() > 0.9 * model.num_timesteps]
+    print(f"final return:    {last.mean():.1f} (mean of the {len(last)} episodes in the last tenth of the steps)")
     script = Path(__file__).with_name("watch_agent.py")
     watch = [sys.executable, str(script), str(folder), "--algo", options.algo, "--env", options.env]
     print(f"watch the agent: {shlex.join(watch)}")
+    print("                 (without a screen, add --no-render)")
     return folder
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -136,15 +137,20 @@ def main(args: list[str] | None = None) -> UATRPO:
     if options.envpool is None:
         batch: Any = PointMass(options.n_envs, options.seed)
     else:
-        import envpool
-
+        try:
+            import envpool
+        except ModuleNotFoundError as error:
+            parser.error(f"--envpool: {error}; run pip install envpool")
         batch = envpool.make(options.envpool, env_type="gymnasium", num_envs=options.n_envs, seed=options.seed)
     # VecMonitor counts returns and lengths, as Monitor does for single environments
     env = VecNormalize(VecMonitor(BatchVecEnv(batch, options.n_envs)), norm_reward=False, gamma=0.95)
     # 2,000 steps for each update, from all environments together
     n_steps = 2000 // options.n_envs
     model = UATRPO("MlpPolicy", env, n_steps=n_steps, gamma=0.95, seed=options.seed, device="cpu", verbose=1)
-    return model.learn(options.n_timesteps)
+    model.learn(options.n_timesteps)
+    returns = [episode["r"] for episode in model.ep_info_buffer or ()]
+    print(f"mean return of the last {len(returns)} episodes: {safe_mean(returns):.1f}")
+    return model
 
 
 if __name__ == "__main__":

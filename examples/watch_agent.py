@@ -8,15 +8,18 @@ The agent is the folder of a run of ``train_mujoco.py`` or RL Zoo, or a saved mo
 read from the ``.pkl`` file with the model's name or from ``vecnormalize.pkl``, beside the model or where RL Zoo keeps
 them. A model without such a file gets observations as they are.
 
-In the window of a MuJoCo task, Tab switches to the camera that follows the agent.
+In the window of a MuJoCo task, Tab switches to the camera that follows the agent. Without a screen, add ``--no-render``.
 """
 
 import argparse
+import os
 import re
+import sys
 import warnings
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import check_for_correct_spaces
@@ -26,6 +29,11 @@ from sb3_uatrpo import UATRPO, MatchedTRPO
 
 # As in train_mujoco.py
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
+
+
+def has_screen() -> bool:
+    """:return: whether a window can be opened, as far as the environment variables say"""
+    return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 
 def find_statistics(model: Path) -> Path | None:
@@ -103,18 +111,20 @@ def main(args: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_agent_arguments(parser)
     parser.add_argument("--n-episodes", type=int, default=3)
-    parser.add_argument("--render-mode", choices=["human", "none"], default="human", help="none only prints returns")
+    parser.add_argument("--no-render", action="store_true", help="only print returns, as without a screen")
     options = parser.parse_args(args)
     if options.n_episodes < 1:
         parser.error(f"--n-episodes must be at least 1, but it is {options.n_episodes}")
-    mode = None if options.render_mode == "none" else options.render_mode
-    model, env = load_agent(parser, options, mode)
+    if not (options.no_render or has_screen()):
+        parser.error("there is no screen: add --no-render")
+    model, env = load_agent(parser, options, None if options.no_render else "human")
     returns, _ = evaluate_policy(
-        model, env, n_eval_episodes=options.n_episodes, render=mode is not None, return_episode_rewards=True
+        model, env, n_eval_episodes=options.n_episodes, render=not options.no_render, return_episode_rewards=True
     )
     assert isinstance(returns, list)
     for i, value in enumerate(returns):
         print(f"episode {i + 1}: return {value:.1f}")
+    print(f"mean return: {np.mean(returns):.1f}")
     env.close()
     return returns
 

@@ -3,12 +3,14 @@
 from sb3_uatrpo.batch import NonFiniteRolloutError
 from sb3_uatrpo.matched_trpo import MatchedTRPO
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_uatrpo.uatrpo import RECOMMENDED, UATRPO
+from sb3_uatrpo.presets import RECOMMENDED, RECOMMENDED_DISCRETE
+from sb3_uatrpo.uatrpo import UATRPO
 
 __version__ = "0.1.0"
 
 __all__ = [
     "RECOMMENDED",
+    "RECOMMENDED_DISCRETE",
     "UATRPO",
     "CnnPolicy",
     "MatchedTRPO",

@@ -4,19 +4,48 @@ Checks of constructor arguments. Each error names the argument, its value and wh
 Numbers are returned as Python's own.
 """
 
+import functools
+import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 import numpy as np
 from stable_baselines3.common.buffers import RolloutBuffer
 
 #: Takes an argument's name and value, and returns the value as Python's own, or raises a ``ValueError``.
 Rule = Callable[[str, Any], Any]
+P = ParamSpec("P")
+
+# Arguments of PPO, A2C and sb3-contrib's TRPO
+_INSTEAD = {
+    **dict.fromkeys(("clip_range", "max_grad_norm"), "the trust region bounds the step"),
+    **dict.fromkeys(("clip_range_vf", "vf_coef"), "the value function has a loss of its own, which is not clipped"),
+    **dict.fromkeys(("cg_max_steps", "cg_damping"), "random projections and shrinkage replace conjugate gradients"),
+    **dict.fromkeys(("use_rms_prop", "rms_prop_eps"), "policy_kwargs has optimizer_class and optimizer_kwargs"),
+    "ent_coef": "there is no entropy bonus",
+    "n_epochs": "n_critic_updates is the number of epochs of the value function, and the actor takes one step",
+}
+
+
+def explain_unknown(init: Callable[P, None]) -> Callable[P, None]:
+    """
+    :param init: a constructor
+    :return: the same, but the ``TypeError`` for an argument that only other algorithms have says what replaces it
+    """
+    unknown = _INSTEAD.keys() - inspect.signature(init).parameters.keys()
+
+    @functools.wraps(init)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in unknown & kwargs.keys():
+            raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument {name!r}: {_INSTEAD[name]}")
+        init(*args, **kwargs)
+
+    return explained
 
 
 def _refuse(name: str, value: Any, accepted: str) -> NoReturn:

@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
-from sb3_uatrpo.arguments import Rule, check_integer, check_rate, check_real
+from sb3_uatrpo.arguments import Rule, check_integer, check_rate, check_real, explain_unknown
 from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
@@ -56,6 +56,7 @@ class MatchedTRPO(TrustRegionAlgorithm):
         "cg_damping": check_rate,
     }
 
+    @explain_unknown
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],

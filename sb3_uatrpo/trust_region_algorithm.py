@@ -85,7 +85,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     ) -> None:
         """The other arguments are those of ``OnPolicyAlgorithm`` and those that become attributes of the same name."""
         check_class("policy", policy, ActorCriticPolicy, tuple(self.policy_aliases))
-        # the user's own dict, or RECOMMENDED's, stays as it is
+        # the user's own dict, or a preset's, stays as it is
         policy_kwargs = check_optional("policy_kwargs", arguments["policy_kwargs"], Mapping, "a dict")
         arguments["policy_kwargs"] = None if policy_kwargs is None else dict(policy_kwargs)
         theirs = arguments.keys() & inspect.signature(OnPolicyAlgorithm.__init__).parameters.keys()

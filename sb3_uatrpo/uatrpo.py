@@ -1,38 +1,27 @@
 """UATRPO: how the paper finds a direction and its length."""
 
+import copy
+import io
 import math
+import pathlib
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
-from sb3_uatrpo.arguments import Rule, check_choice, check_integer, check_rate, check_real
+from sb3_uatrpo.arguments import Rule, check_choice, check_integer, check_rate, check_real, explain_unknown
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
-
-RECOMMENDED: dict[str, Any] = {
-    "n_steps": 2000,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "sub_sampling_factor": 10,
-    "shrinkage": 0.75,
-    "target_kl": 0.02,
-    "step_length_samples": "batch",
-    "policy_kwargs": {"log_std_init": -1},
-}
-"""
-Arguments of UATRPO for one environment with continuous actions and standardised observations, as RL Zoo's ``default``
-entry has them: ``UATRPO("MlpPolicy", env, **RECOMMENDED)``, or with a change ``**{**RECOMMENDED, "gamma": 0.9999}``.
-docs/results.md says how they were found, and docs/parameters.md which tasks want another γ, λ and initial noise.
-"""
 
 SampleUnit = Literal["trajectory", "step"]
 StepLengthSamples = Literal["subsample", "batch"]
@@ -146,6 +135,7 @@ class UATRPO(TrustRegionAlgorithm):
         "sketch_memory_limit": partial(check_integer, low=1),
     }
 
+    @explain_unknown
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
@@ -187,11 +177,19 @@ class UATRPO(TrustRegionAlgorithm):
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
-        # load() does not come here
-        if _init_setup_model and self.verbose >= 1 and self._n_actor_params > 0:
+        # load() sets no model up here
+        if not _init_setup_model:
+            return
+        if "log_std_init" in self.policy_kwargs and not isinstance(self.action_space, spaces.Box):
+            warnings.warn(
+                f"policy_kwargs: log_std_init has no effect with the action space {self.action_space}. RECOMMENDED is "
+                "for continuous actions; RECOMMENDED_DISCRETE is for discrete ones.",
+                stacklevel=3,
+            )
+        if self.verbose >= 1 and self._n_actor_params > 0:
             print(
                 f"The sketch of {self._n_actor_params} actor parameters and {self.sketch.shape[1]} projections takes "
-                f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
+                f'{self.sketch.n_bytes / 1e6:.1f} MB, in memory and, without exclude=["sketch"], in each saved model'
             )
 
     def _setup_model(self) -> None:
@@ -229,6 +227,29 @@ class UATRPO(TrustRegionAlgorithm):
                 stacklevel=3,
             )
         return fitting
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """
+        Save the model in a zip-file. The arguments are Stable-Baselines3's.
+
+        :param path: path to the file, or a file
+        :param exclude: names of attributes to leave out. ``["sketch"]`` makes the file small: it then holds an empty
+            sketch, which acting does not need, and continued training starts afresh.
+        :param include: names of attributes to save although they are usually left out
+        """
+        kept, excluded, included = self.sketch, set(exclude or ()), set(include or ())
+        if "sketch" in excluded - included:
+            self.sketch = copy.copy(kept)
+            self.sketch.clear()
+        try:
+            super().save(path, excluded, included)
+        finally:
+            self.sketch = kept
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()

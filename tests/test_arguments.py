@@ -1,5 +1,6 @@
 """Every argument out of range, of the wrong type, NaN or infinite is refused at construction, by name and value."""
 
+import inspect
 import re
 import warnings
 from fractions import Fraction
@@ -7,6 +8,8 @@ from fractions import Fraction
 import gymnasium as gym
 import numpy as np
 import pytest
+from sb3_contrib import TRPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.dqn.policies import DQNPolicy
 
@@ -187,3 +190,47 @@ def test_an_unsupported_action_space_is_refused_as_sb3_does(cls):
 
     with pytest.raises(AssertionError, match="only supports"):
         cls("MlpPolicy", TupleActions())
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "hint"),
+    [
+        *((cls, name, "") for cls in OWN for name in ("learning_rates", "policy_kwarg")),
+        *((cls, name, "the trust region bounds the step") for cls in OWN for name in ("clip_range", "max_grad_norm")),
+        *((cls, name, "a loss of its own") for cls in OWN for name in ("clip_range_vf", "vf_coef")),
+        *((cls, name, "optimizer_class") for cls in OWN for name in ("use_rms_prop", "rms_prop_eps")),
+        *((cls, "ent_coef", "there is no entropy bonus") for cls in OWN),
+        *((cls, "n_epochs", "n_critic_updates") for cls in OWN),
+        *((UATRPO, name, "shrinkage") for name in ("cg_max_steps", "cg_damping")),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_a_hint_if_other_algorithms_have_it(cls, name, hint):
+    said = rf"{cls.__name__}\.__init__\(\) got an unexpected keyword argument '{name}'{'.*' + hint if hint else '$'}"
+    with pytest.raises(TypeError, match=said):
+        cls("MlpPolicy", "CartPole-v1", **{name: 0.1})
+
+
+def test_every_argument_of_ppo_and_a2c_is_taken_or_explained():
+    for cls in OWN:
+        ours = inspect.signature(cls).parameters
+        for other in (PPO, A2C, TRPO):
+            for name in inspect.signature(other).parameters.keys() - ours.keys():
+                with pytest.raises(TypeError, match=f"'{name}': "):
+                    cls("MlpPolicy", "CartPole-v1", **{name: None})
+
+
+def test_a_subclass_may_have_arguments_of_other_algorithms():
+    class WithEntropy(UATRPO):
+        def __init__(self, *args, ent_coef=0.0, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    assert WithEntropy("MlpPolicy", "CartPole-v1", ent_coef=0.1, n_steps=50).n_steps == 50
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_the_signature_shows_every_argument(cls):
+    parameters = inspect.signature(cls).parameters
+    assert {*SHARED, *OWN[cls], "policy", "env", "device"} <= parameters.keys()
+    assert not any(
+        parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters.values()
+    )

@@ -1,5 +1,6 @@
 """Every example and benchmark runs, shortened, as a user would start it: a script, from another folder."""
 
+import configparser
 import ctypes.util
 import json
 import os
@@ -86,15 +87,16 @@ def test_shortest(tmp_path):
     ("script", "args", "said"),
     [
         ("resume.py", ["--n-timesteps", "2000"], "resumed at step 2000 and trained to step 4000"),
-        ("custom_network.py", ["--n-timesteps", "2000"], "kl_ratio"),
-        ("dict_observations.py", ["--n-timesteps", "2000"], "kl_ratio"),
-        ("images.py", ["--n-timesteps", "1000"], "kl_ratio"),
-        ("subproc_envs.py", ["--n-timesteps", "2000"], "kl_ratio"),
-        ("vector_env.py", ["--n-timesteps", "4000", "--n-envs", "10"], "kl_ratio"),
+        ("custom_network.py", ["--n-timesteps", "2000"], "episodes: "),
+        ("dict_observations.py", ["--n-timesteps", "2000"], "episodes: "),
+        ("images.py", ["--n-timesteps", "1000"], "rewards are random"),
+        ("subproc_envs.py", ["--n-timesteps", "2000"], "episodes: -"),
+        ("vector_env.py", ["--n-timesteps", "4000", "--n-envs", "10"], "episodes: -"),
     ],
 )
 def test_trains(tmp_path, script, args, said):
-    assert said in run(tmp_path, script, *args)
+    """And the last line says what came out."""
+    assert said in run(tmp_path, script, *args).splitlines()[-1]
 
 
 def test_read_uncertainty(tmp_path):
@@ -122,6 +124,44 @@ def test_train_mujoco_says_what_it_left(trained):
         assert said in output
 
 
+def test_training_needs_only_the_extras_that_make_installs(tmp_path):
+    """The other extras' packages cannot be imported here."""
+    config = configparser.ConfigParser()
+    config.read(EXAMPLES.parent / "setup.cfg")
+    extras = {
+        name: re.findall(r"^[\w-]+", text, re.MULTILINE) for name, text in config["options.extras_require"].items()
+    }
+    # what Stable-Baselines3 and Gymnasium require may be imported, in whichever extra it stands too
+    allowed = {*extras["train"], "gymnasium", "matplotlib", "pandas"}
+    others = {name.replace("-", "_") for names in extras.values() for name in names if name not in allowed}
+    assert {"scipy", "jsonschema", "rl_zoo3", "onnxruntime"} <= others
+    start = (
+        f"import sys; sys.modules.update(dict.fromkeys({sorted(others)})); sys.path.insert(0, {str(EXAMPLES)!r}); "
+        "from train_mujoco import main; main(['--n-timesteps', '2000', '--eval-freq', '1000'])"
+    )
+    assert "final return" in run_command(sys.executable, "-c", start, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "missing", "said"),
+    [
+        ("export_onnx.py", [str(AGENT)], "onnxscript", 'pip install ".[mujoco,onnx]"'),
+        ("film_agents.py", [str(AGENT)], "rl_zoo3", 'pip install ".[mujoco,study]"'),
+        ("train_mujoco.py", [], "mujoco", 'pip install ".[mujoco,train]"'),
+        ("vector_env.py", ["--envpool", "Pendulum-v1"], "envpool", "pip install envpool"),
+        ("track_run.py", ["--trackers", "wandb"], "wandb", "pip install wandb"),
+    ],
+)
+def test_a_missing_package_is_one_clear_line(tmp_path, script, args, missing, said):
+    start = f"import sys, runpy; sys.modules[{missing!r}] = None; sys.argv = {[script, *args]}"
+    start += f"; sys.path.insert(0, {str(EXAMPLES)!r}); runpy.run_path({str(EXAMPLES / script)!r}, run_name='__main__')"
+    ended = subprocess.run([sys.executable, "-c", start], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode in (1, 2)
+    assert "Traceback" not in ended.stderr
+    assert missing in ended.stderr.splitlines()[-1]
+    assert said in ended.stderr.splitlines()[-1]
+
+
 def test_swimmer_is_trained_from_two_environments_as_in_rl_zoo(tmp_path):
     """Evaluations come after as many steps as with one, and a folder's next run forgets the second one's episodes."""
     words = ["--folder", "run", "--no-progress-bar"]
@@ -134,8 +174,15 @@ def test_swimmer_is_trained_from_two_environments_as_in_rl_zoo(tmp_path):
 
 def test_watch_agent(trained):
     folder, _ = trained
-    output = run(folder, "watch_agent.py", "runs/uatrpo_Hopper-v4_1", "--render-mode", "none", "--n-episodes", "2")
-    assert output.count("return") == 2
+    output = run(folder, "watch_agent.py", "runs/uatrpo_Hopper-v4_1", "--no-render", "--n-episodes", "2")
+    assert output.count(": return ") == 2
+    assert output.splitlines()[-1].startswith("mean return: ")
+
+
+def test_without_a_screen_a_window_is_refused(refusal, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert "there is no screen: add --no-render" in refusal("watch_agent.py", str(AGENT), "--env", "Hopper-v4")
 
 
 def test_any_saved_model_is_watched(tmp_path):
@@ -146,7 +193,7 @@ def test_any_saved_model_is_watched(tmp_path):
     model.learn(100)
     (tmp_path / "models").mkdir()
     model.save(tmp_path / "models" / "cartpole")
-    words = ["watch_agent.py", "models/cartpole.zip", "--env", "CartPole-v1", "--render-mode", "none"]
+    words = ["watch_agent.py", "models/cartpole.zip", "--env", "CartPole-v1", "--no-render"]
     without = run(tmp_path, *words)
     assert "statistics of VecNormalize: none" in without
 
@@ -307,7 +354,7 @@ def test_the_printed_command_watches_the_agent(tmp_path):
     assert python == sys.executable
     # it works from any folder
     assert Path(script) == EXAMPLES / "watch_agent.py"
-    assert "return" in run(tmp_path, "watch_agent.py", *words, "--render-mode", "none", "--n-episodes", "1")
+    assert "return" in run(tmp_path, "watch_agent.py", *words, "--no-render", "--n-episodes", "1")
 
 
 def test_an_interrupted_training_keeps_what_it_learned(tmp_path):

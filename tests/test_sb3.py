@@ -491,6 +491,38 @@ def test_the_sketch_is_part_of_the_parameters():
     other.set_parameters(partial, exact_match=False)
 
 
+def test_a_model_is_saved_without_its_sketch(tmp_path):
+    """In a small file, which acts as the model does and starts a new sketch; the model itself keeps its own."""
+    model = UATRPO("MlpPolicy", "CartPole-v1", n_steps=100, seed=0, device="cpu").learn(100)
+    before = state_of(model)
+    model.save(tmp_path / "whole")
+    model.save(tmp_path / "small", exclude=["sketch"])
+    model.save(tmp_path / "included", exclude=["sketch"], include=["sketch"])
+    assert same(before, state_of(model))
+    whole, small_, included = ((tmp_path / f"{name}.zip").stat().st_size for name in ("whole", "small", "included"))
+    assert small_ < 250_000
+    assert included == whole > small_ + model.sketch.n_bytes
+
+    env = make_vec_env("CartPole-v1")
+    loaded = UATRPO.load(tmp_path / "small", env=env, device="cpu")
+    assert all(map(th.equal, model.policy.state_dict().values(), loaded.policy.state_dict().values()))
+    assert loaded.sketch.omega.numel() == 0
+    loaded.learn(100)
+    assert loaded.sketch.shape == model.sketch.shape
+    assert loaded.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta)
+    assert not th.equal(loaded.sketch.omega, model.sketch.omega)
+
+
+@BOTH
+def test_nothing_is_lost_if_a_model_cannot_be_saved(cls, tmp_path):
+    model = small(cls, "MlpPolicy", "CartPole-v1").learn(64)
+    before = state_of(model)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        model.save(tmp_path / "file" / "model", exclude=["sketch"])
+    assert same(before, state_of(model))
+
+
 def test_loading_with_other_projections_restarts_the_sketch(tmp_path):
     small(UATRPO, "MlpPolicy", "CartPole-v1").learn(64).save(tmp_path / "model")
     model = UATRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), n_projections=5)

@@ -6,7 +6,6 @@ The environments borrow what is heavy from the one that runs the tests, through 
 
 import os
 import re
-import shutil
 import sys
 import types
 from pathlib import Path
@@ -21,7 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from train_mujoco import CHANGES, N_ENVS
 
-from sb3_uatrpo import RECOMMENDED, UATRPO
+from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.zoo import register, registration, search_space
 from tests.installing import environment, pip, run, site_packages
@@ -218,18 +217,6 @@ def test_the_papers_settings_train_and_act(newcomer):
     run(python, "-m", "rl_zoo3.plots.plot_train", *plot, cwd=folder, MPLBACKEND="Agg")
 
 
-def test_a_former_name_says_what_it_is_called_now(newcomer):
-    python, folder = newcomer
-    command = ["--algo", "uatrpo_shrinkage", "--env", "CartPole-v1", "-n", "1000"]
-    said = run(python, "-m", "rl_zoo3.train", *command, cwd=folder, code=1)
-    assert said.splitlines()[-1].startswith("ValueError: uatrpo_shrinkage is called uatrpo now")
-    # nor is the name an alias for an agent's folder
-    shutil.copytree(ROOT / "docs" / "agents" / "uatrpo", folder / "old" / "uatrpo_shrinkage")
-    command = ["--algo", "uatrpo_shrinkage", "--env", "Hopper-v4", "-f", "old", "--no-render"]
-    said = run(python, "-m", "rl_zoo3.enjoy", *command, cwd=folder, code=1)
-    assert said.splitlines()[-1].startswith("ValueError: uatrpo_shrinkage is called uatrpo now")
-
-
 def test_going_on_from_a_trained_agent(trained):
     python, folder, _ = trained
     model = "logs/uatrpo/Hopper-v4_1/Hopper-v4.zip"
@@ -321,8 +308,7 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
     module = types.ModuleType("rl_zoo3.utils")
     module.ALGOS = {"uatrpo": "somebody else's"}
     registration.patch(module)
-    former = {"uatrpo_shrinkage": registration.Renamed}
-    assert module.ALGOS == {**registration.ALGORITHMS, **former, "uatrpo": "somebody else's"}
+    assert module.ALGOS == {**registration.ALGORITHMS, "uatrpo": "somebody else's"}
 
     module = types.ModuleType("rl_zoo3.hyperparams_opt")
     module.HYPERPARAMS_SAMPLER, module.HYPERPARAMS_CONVERTER = {"uatrpo": "theirs"}, {"uatrpo": "theirs"}
@@ -353,18 +339,17 @@ def test_the_papers_entries_leave_the_step_to_the_paper():
         assert not {"shrinkage", "target_kl", "step_length_samples"} & set(entry), env_id
 
 
-def test_what_python_recommends_is_what_rl_zoo_runs():
-    """``RECOMMENDED`` is the default entry, without what a constructor does not take."""
-    entry = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())["default"]
-    of_the_zoo = {name: entry.pop(name) for name in ("normalize", "n_envs", "n_timesteps", "policy")}
-    assert of_the_zoo["n_envs"] == 1
+@pytest.mark.parametrize(("preset", "env_id"), [(RECOMMENDED, "default"), (RECOMMENDED_DISCRETE, "CartPole-v1")])
+def test_a_preset_is_what_rl_zoo_runs(preset, env_id):
+    """An entry of the file, without what a constructor does not take."""
+    entry = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())[env_id]
+    for name in ("normalize", "n_timesteps", "policy"):
+        entry.pop(name, None)
+    assert entry.pop("n_envs") == 1
     # RL Zoo evaluates text
-    policy_kwargs = eval(entry.pop("policy_kwargs"), {"__builtins__": {"dict": dict}})
-    assert {**entry, "policy_kwargs": policy_kwargs} == RECOMMENDED
-    model = UATRPO("MlpPolicy", "Pendulum-v1", **{**RECOMMENDED, "gamma": 0.9})
-    assert (model.gamma, model.shrinkage) == (0.9, RECOMMENDED["shrinkage"])
-    model.policy_kwargs["net_arch"] = [8]
-    assert RECOMMENDED["policy_kwargs"] == policy_kwargs
+    if "policy_kwargs" in entry:
+        entry["policy_kwargs"] = eval(entry["policy_kwargs"], {"__builtins__": {"dict": dict}})
+    assert preset == entry
 
 
 def test_trpo_is_compared_at_the_same_settings():
@@ -383,7 +368,7 @@ def test_the_example_trains_with_rl_zoos_settings():
     for env_id in tasks:
         entry = dict(entries[env_id])
         task = env_id.partition("-v")[0]
-        settings = {**RECOMMENDED, **CHANGES.get(task, {})}
+        settings = RECOMMENDED(**CHANGES.get(task, {}))
         assert entry.pop("n_envs") == N_ENVS.get(task, 1), env_id
         for name in ("normalize", "policy", "n_timesteps"):
             assert entry.pop(name) == default[name], env_id

@@ -51,8 +51,7 @@ class Sketch:
 
     def clear(self) -> None:
         """
-        Discard Ω and the averages, for example to save an agent in a small file. The next update draws a new Ω, and
-        the averages start afresh.
+        Discard Ω and the averages. The next update draws a new Ω, and the averages start afresh.
         """
         omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
         layout = th.zeros(0, dtype=th.float64, device="cpu")

@@ -63,7 +63,6 @@ def plan(
     from rl_zoo3.utils import ALGOS
 
     from sb3_uatrpo.zoo import register
-    from sb3_uatrpo.zoo.registration import RENAMED
 
     # algorithm, name of its variant, and what that changes
     named: list[tuple[str, str, Mapping[str, Any]]] = [(algo, "", {}) for algo in algos]
@@ -73,10 +72,8 @@ def plan(
         named += [(algo, str(variant), changes) for algo, changes in by_algo.items()]
     every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
     register()
-    algorithms: dict[str, type] = {name: cls for name, cls in ALGOS.items() if name not in RENAMED}
+    algorithms: dict[str, type] = ALGOS
     for algo in every_algo:
-        if algo in RENAMED:
-            raise StudyError(RENAMED[algo])
         if algo not in algorithms:
             raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
     texts_of = _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from sb3_uatrpo.matched_trpo import MatchedTRPO
 from sb3_uatrpo.uatrpo import UATRPO
@@ -24,24 +24,6 @@ from sb3_uatrpo.zoo.search_space import (
 
 # The two names of UATRPO differ in their hyperparameter files and search spaces
 ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_paper": UATRPO, "trpo_matched": MatchedTRPO}
-# What became of former names
-RENAMED = {
-    "uatrpo_shrinkage": "uatrpo_shrinkage is called uatrpo now, and has other settings; the former uatrpo is called "
-    "uatrpo_paper"
-}
-
-
-class Renamed:
-    """RL Zoo's entry for a former name: without one, its parsers would refuse the name before it can be explained."""
-
-    @classmethod
-    def load(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """
-        :raises ValueError: that says what the name is now
-        """
-        raise ValueError("; ".join(RENAMED.values()))
-
-
 SAMPLERS = {
     "uatrpo": sample_uatrpo_params,
     "uatrpo_paper": sample_uatrpo_paper_params,
@@ -70,7 +52,7 @@ def patch(module: ModuleType) -> None:
 
 
 def _add_algorithms(utils: ModuleType) -> None:
-    for name, algorithm in {**ALGORITHMS, **dict.fromkeys(RENAMED, Renamed)}.items():
+    for name, algorithm in ALGORITHMS.items():
         utils.ALGOS.setdefault(name, algorithm)
 
 
@@ -92,8 +74,6 @@ def _add_default_configuration(exp_manager: ModuleType) -> None:
     def with_our_default(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
         algo = given.arguments.get("algo")
-        if algo in RENAMED:
-            raise ValueError(RENAMED[algo])
         if algo in ALGORITHMS and not given.arguments.get("config"):
             given.arguments["config"] = str(HYPERPARAMS / f"{algo}.yml")
         original(*given.args, **given.kwargs)

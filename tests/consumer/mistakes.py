@@ -1,6 +1,6 @@
 """A user's mistakes. `mypy --strict` finds each one; the comment is its error code. The file is never run."""
 
-from sb3_uatrpo import UATRPO, MatchedTRPO, study
+from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO, study
 from sb3_uatrpo.study.plan import plan
 
 UATRPO("MlpPolicy", "CartPole-v1", sample_unit="episode")  # arg-type
@@ -9,6 +9,8 @@ UATRPO("MlpPolicy", "CartPole-v1", projection_solver="qr")  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", n_projections=20.0)  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", trust_region_delta="0.03")  # arg-type
 UATRPO("MlpPolicy", "CartPole-v1", cg_damping=0.1)  # call-arg
+UATRPO("MlpPolicy", "CartPole-v1", ent_coef=0.1)  # call-arg
+UATRPO("MlpPolicy", "CartPole-v1", **RECOMMENDED, sample_unit=1)  # arg-type
 UATRPO(int, "CartPole-v1")  # arg-type
 UATRPO("MlpPolicy")  # call-arg
 MatchedTRPO("MlpPolicy", "CartPole-v1", cg_damping=None)  # arg-type

@@ -7,7 +7,16 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from typing_extensions import assert_type
 
-from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy, __version__, study
+from sb3_uatrpo import (
+    RECOMMENDED_DISCRETE,
+    UATRPO,
+    CnnPolicy,
+    MatchedTRPO,
+    MlpPolicy,
+    MultiInputPolicy,
+    __version__,
+    study,
+)
 from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.worker import run_one
 from sb3_uatrpo.zoo import register
@@ -29,14 +38,13 @@ def train(folder: Path) -> UATRPO:
     model = UATRPO(
         MlpPolicy,
         env,
+        **RECOMMENDED_DISCRETE(gamma=0.9, policy_kwargs={"net_arch": [16]}),
         learning_rate=lambda remaining: 1e-3 * remaining,
         n_steps=100,
         batch_size=50,
         n_projections=20,
         sample_unit="step",
-        step_length_samples="batch",
         projection_solver="nystrom",
-        policy_kwargs={"net_arch": [16]},
         seed=0,
         device="cpu",
     )
@@ -45,6 +53,7 @@ def train(folder: Path) -> UATRPO:
     assert_type(model.learn(200, callback=lambda in_learn, in_module: True), UATRPO)
     assert_type(model.trust_region_delta, float)
     assert_type(model.sketch.n_bytes, int)
+    model.save(str(folder / "small"), exclude=["sketch"])
     model.save(folder / "model")
 
     loaded = UATRPO.load(folder / "model", env=env, device="cpu")

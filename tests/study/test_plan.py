@@ -139,7 +139,6 @@ def test_values_are_read_as_python_writes_them():
     [
         ({"algos": ["uatrpoo"]}, "unknown algorithm 'uatrpoo'; did you mean 'uatrpo'?"),
         ({"algos": ["x"]}, "known names: a2c, ars"),
-        ({"algos": ["uatrpo_shrinkage"]}, "uatrpo_shrinkage is called uatrpo now"),
         ({"env_ids": ["Pendulum-v7"]}, "unknown environment 'Pendulum-v7'; did you mean"),
         ({"env_ids": ["no_such_module:Odd-v0"]}, "No module named 'no_such_module'"),
         ({"params": ["gama:0.9"]}, "unknown hyperparameter 'gama' of ppo; did you mean 'gamma'?"),

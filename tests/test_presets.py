@@ -1,0 +1,59 @@
+"""The presets: with and without changes, and on which actions they belong. test_zoo.py has where they come from."""
+
+import warnings
+
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.envs import IdentityEnvMultiBinary
+
+from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO
+
+
+@pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE])
+def test_without_changes_a_preset_is_its_arguments(preset):
+    assert {**preset} == preset() == preset == dict(preset.items())
+    assert repr(preset()["target_kl"]) in repr(preset)
+
+
+def test_changes_replace_arguments_and_add_others():
+    changed = RECOMMENDED(gamma=0.9, seed=3)
+    assert changed == {**RECOMMENDED, "gamma": 0.9, "seed": 3}
+    model = UATRPO("MlpPolicy", "Pendulum-v1", device="cpu", **changed)
+    assert (model.gamma, model.seed, model.shrinkage) == (0.9, 3, RECOMMENDED["shrinkage"])
+    assert (model.policy.log_std == -1.0).all()
+
+
+def test_changed_policy_kwargs_keep_the_others():
+    assert RECOMMENDED(policy_kwargs={"net_arch": [8]})["policy_kwargs"] == {"log_std_init": -1, "net_arch": [8]}
+    assert RECOMMENDED(policy_kwargs={"log_std_init": 0})["policy_kwargs"] == {"log_std_init": 0}
+    assert RECOMMENDED(policy_kwargs=None) == RECOMMENDED
+    assert RECOMMENDED_DISCRETE(policy_kwargs={"net_arch": [8]})["policy_kwargs"] == {"net_arch": [8]}
+
+
+def test_nothing_changes_a_preset():
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        RECOMMENDED["gamma"] = 0.9
+    RECOMMENDED()["policy_kwargs"]["net_arch"] = [8]
+    UATRPO("MlpPolicy", "Pendulum-v1", device="cpu", **RECOMMENDED).policy_kwargs["net_arch"] = [8]
+    assert RECOMMENDED["policy_kwargs"] == {"log_std_init": -1}
+
+
+def test_the_preset_for_continuous_actions_warns_where_actions_are_discrete(tmp_path):
+    for env in ("CartPole-v1", IdentityEnvMultiBinary(2)):
+        with pytest.warns(UserWarning, match=r"no effect .* RECOMMENDED_DISCRETE is for discrete") as caught:
+            model = UATRPO("MlpPolicy", env, device="cpu", **RECOMMENDED)
+        assert [warning.filename for warning in caught] == [__file__]
+    # once is enough: neither training nor loading repeats it
+    model.save(tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(1)
+        UATRPO.load(tmp_path / "model", env=env)
+
+
+def test_the_presets_are_silent_where_they_belong():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED).action_space, spaces.Box)
+        UATRPO("MlpPolicy", "CartPole-v1", **RECOMMENDED_DISCRETE)
+        UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED_DISCRETE)
