@@ -84,9 +84,6 @@ class Actor:
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
-            if self._layers is not None:
-                yield
-                return
             self.policy.action_dist = unchecked(distribution)
             with nullcontext() if self._hooks is None else self._hooks.attached(False), sdpa_kernel(SDPBackend.MATH):
                 yield

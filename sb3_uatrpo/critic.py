@@ -11,6 +11,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.nn import functional as F
+from torch.optim import optimizer as th_optimizer
 
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import evaluate_actions
@@ -51,6 +52,7 @@ def fit_values(actor: Actor, rollout_buffer: RolloutBuffer, batch_size: int, n_e
         and type(optimizer) in (th.optim.Adam, th.optim.AdamW)
         and "step" not in vars(optimizer)
         and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (th_optimizer._global_optimizer_pre_hooks or th_optimizer._global_optimizer_post_hooks)
     )
     gradients: ArrayGradients | GraphGradients
     gradients = ArrayGradients(mlp) if in_numpy and mlp is not None else GraphGradients(policy, params)

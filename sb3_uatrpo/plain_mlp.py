@@ -117,13 +117,17 @@ class PlainMLP:
             return choices[:, 0], th.from_numpy(values), th.from_numpy(log_probs[:, 0])
         actions = np.empty_like(outputs)
         th.from_numpy(actions).normal_()
-        # of the noise; torch takes it from the rounded actions
-        log_probs = np.square(actions).dot(self.halves)
-        log_probs += 2.0 * self.halves.dot(self.log_std) - len(self.halves) * _HALF_LOG_2PI
-        actions *= np.exp(self.log_std)
+        std = np.exp(self.log_std)
+        actions *= std
         actions += outputs
+        # from the rounded actions, as in torch
+        z = actions - outputs
+        z /= std
+        z *= z
+        log_probs = z.dot(self.halves)
+        log_probs += 2.0 * self.halves.dot(self.log_std) - len(std) * _HALF_LOG_2PI
         # the sum of squares is not finite if any of them is not
-        if not math.isfinite(np.vdot(actions, actions)):
+        if not math.isfinite(log_probs.dot(log_probs)):
             return None
         actions = actions.reshape(-1, *self.action_shape)
         return th.from_numpy(actions), th.from_numpy(values), th.from_numpy(log_probs)
@@ -134,7 +138,7 @@ class PlainMLP:
         :return: what actor and critic start from, shape ``(n, i)``
         """
         array = np.asarray(observations)
-        return array.reshape(len(array), -1).astype(np.float32, copy=False)
+        return array.reshape(len(array), -1).astype(self.actor.layers[0].weight.dtype, copy=False)
 
     @property
     def bytes_per_step(self) -> int:

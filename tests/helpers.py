@@ -2,24 +2,21 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common import torch_layers
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_uatrpo import actor
-from sb3_uatrpo.batch import Batch
-from sb3_uatrpo.guard import RunningCode
-from sb3_uatrpo.plain_mlp import StandardMLP
-from sb3_uatrpo.rollouts import FastSteps
+from sb3_uatrpo.actor import Actor
+from sb3_uatrpo.batch import Batch, map_observations
+from sb3_uatrpo.plain_mlp import PlainMLP
 from tests.reference import DoublePolicy, actor_parameters, flat
 
 ACTION_SPACES: dict[str, spaces.Space] = {
@@ -119,37 +116,29 @@ def spread_out(policy: th.nn.Module) -> None:
             param.add_(0.3 * th.randn(param.shape, generator=generator, dtype=th.float64).to(param.dtype))
 
 
-def scale_latents(monkeypatch, method: str) -> None:
-    """Change a method of Stable-Baselines3's class as another version of it might, so that only the values differ."""
-    net = {"forward_actor": "policy_net", "forward_critic": "value_net"}[method]
-    found: dict[str, Any] = {}
-    exec(f"def {method}(self, features):\n    return 1.1 * self.{net}(features)\n", vars(torch_layers), found)
-    found[method].__qualname__ = f"MlpExtractor.{method}"
-    monkeypatch.setattr(MlpExtractor, method, found[method])
-
-
-class LibrariesOwn(RunningCode):
-    is_library_code = True
-
-
 def take_apart(monkeypatch) -> None:
-    """In updates of the actor, the tests' policies count as standard, though they are subclasses in float64."""
-    monkeypatch.setattr(actor, "StandardMLP", SimpleNamespace(recognise=StandardMLP.of_layers))
-    monkeypatch.setattr(actor, "RunningCode", LibrariesOwn)
+    """In updates of the actor, the tests' policies count as plain, though they are subclasses in float64."""
+    init = Actor.__init__
+
+    def layered(self, policy):
+        init(self, policy)
+        self._layers = PlainMLP.of_layers(policy)
+
+    monkeypatch.setattr(Actor, "__init__", layered)
 
 
 def count_fast_steps(monkeypatch) -> list[int]:
-    """A list that grows by one with each step of a rollout in which the policy itself does not act."""
+    """A list that grows by one with each step of a rollout in which NumPy acts."""
     calls: list[int] = []
-    act = FastSteps.act
+    act = PlainMLP.act
 
-    def counted(self, policy, observations):
-        actions = act(self, policy, observations)
-        if actions is not None:
+    def counted(self, observations):
+        found = act(self, observations)
+        if found is not None:
             calls.append(1)
-        return actions
+        return found
 
-    monkeypatch.setattr(FastSteps, "act", counted)
+    monkeypatch.setattr(PlainMLP, "act", counted)
     return calls
 
 
@@ -162,9 +151,18 @@ def collect(model) -> None:
     assert model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
 
 
+def back_in_time_order(buffer, array):
+    """An array of a flattened buffer as it was before."""
+    return array.reshape(buffer.n_envs, buffer.buffer_size, *array.shape[1:]).swapaxes(0, 1)
+
+
 def env_major(model) -> tuple[Any, th.Tensor, th.Tensor]:
     """The rollout, env after env: observations, actions and standardised advantages, by plain loops."""
-    buffer = model.rollout_buffer
+    buffer = copy.copy(model.rollout_buffer)
+    if buffer.generator_ready:
+        # an update has flattened it, env after env
+        for name in ("observations", "actions", "advantages"):
+            setattr(buffer, name, map_observations(partial(back_in_time_order, buffer), getattr(buffer, name)))
     order = [(t, e) for e in range(buffer.n_envs) for t in range(buffer.buffer_size)]
 
     def in_order(array):
@@ -175,7 +173,7 @@ def env_major(model) -> tuple[Any, th.Tensor, th.Tensor]:
         {k: in_order(v) for k, v in observations.items()} if isinstance(observations, dict) else in_order(observations)
     )
     actions = np.stack([buffer.actions[t, e] for t, e in order])
-    advantages = np.array([buffer.advantages[t, e] for t, e in order], dtype=np.float64)
+    advantages = np.array([buffer.advantages[t, e] for t, e in order], dtype=np.float64).flatten()
     if model.normalize_advantage:
         advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
     return obs, th.as_tensor(actions.astype(np.float32)), th.as_tensor(advantages)
@@ -186,7 +184,7 @@ def next_subsample(model) -> list[int]:
     n = model.n_steps * model.n_envs
     rows = th.arange(n)
     generator = copy.deepcopy(model.subsample_generator)
-    return Batch(rows, rows, rows).subsample(model.sub_sampling_factor, generator).actions.tolist()
+    return Batch(rows, rows, rows, rows).subsample(model.sub_sampling_factor, generator).actions.tolist()
 
 
 def actor_vector(model) -> np.ndarray:

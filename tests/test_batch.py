@@ -24,14 +24,14 @@ def same_batches(one: Batch, other: Batch) -> bool:
 def test_the_batch_is_the_rollout_in_time_order(action_space):
     model = collected(action_space)
     obs, actions, advantages = env_major(model)
-    before = {name: value.copy() for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
     state = np.random.get_state()[1].copy()
     batch = rollout_batch(model.rollout_buffer, True)
     assert th.equal(batch.observations, obs)
     assert th.equal(batch.actions, actions)
     assert batch.advantages.numpy() == pytest.approx(advantages.numpy(), abs=1e-6)
-    # the buffer is as it was, and no random number was drawn
-    assert all(np.array_equal(getattr(model.rollout_buffer, name), value) for name, value in before.items())
+    # the buffer is flattened, without a copy of the observations, and no random number was drawn
+    assert model.rollout_buffer.generator_ready
+    assert np.shares_memory(batch.observations.numpy(), model.rollout_buffer.observations)
     assert np.array_equal(np.random.get_state()[1], state)
     next(model.rollout_buffer.get(7))
     assert same_batches(rollout_batch(model.rollout_buffer, True), batch)
@@ -49,7 +49,7 @@ def test_observations_may_be_a_dict():
 
 def drawn(n_steps: int, factor: int, generator: np.random.Generator) -> list[int]:
     rows = th.arange(n_steps)
-    subsample = Batch({"key": rows}, rows[:, None], rows).subsample(factor, generator)
+    subsample = Batch({"key": rows}, rows[:, None], rows, rows).subsample(factor, generator)
     # observations, actions and advantages stay together
     assert th.equal(subsample.observations["key"], subsample.advantages)
     assert th.equal(subsample.actions[:, 0], subsample.advantages)

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -15,9 +14,15 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
-from sb3_uatrpo.core.array_mlp import ArrayMLP
+from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.critic import fit_values
-from tests.helpers import DICT, SmallCombined, actor_vector, collect, logged, make_model, scale_latents
+from tests.helpers import DICT, SmallCombined, actor_vector, collect, logged, make_model
+
+
+def actor_of(policy, params=None) -> Actor:
+    actor = Actor(policy)
+    actor.params = params or tuple(param for name, param in policy.named_parameters() if "value" not in name)
+    return actor
 
 
 def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list[float], dict]:
@@ -39,8 +44,7 @@ def trained(model, plain: bool, epochs: int = 3) -> tuple[list[np.ndarray], list
                 policy.optimizer.step()
                 losses.append(loss.item())
     else:
-        params = tuple(param for param in policy.parameters() if id(param) in actor)
-        losses = fit_values(policy, buffer, model.batch_size, epochs, params)
+        losses = fit_values(actor_of(policy), buffer, model.batch_size, epochs)
     return [param.detach().numpy().copy() for param in policy.parameters()], losses, policy.optimizer.state_dict()
 
 
@@ -97,7 +101,13 @@ def test_a_buffer_with_samples_of_its_own_is_asked():
 
 
 def no_baseline(model):
-    model.policy.predict_values = lambda observations: th.zeros(len(observations), 1)
+    evaluate = model.policy.evaluate_actions
+
+    def without_values(observations, actions):
+        values, *others = evaluate(observations, actions)
+        return th.zeros_like(values), *others
+
+    model.policy.evaluate_actions = without_values
 
 
 def a_frozen_critic_beside_a_trainable_module(model):
@@ -123,7 +133,7 @@ def test_a_critic_without_parameters_of_its_own():
     collect(model)
     everything = tuple(model.policy.parameters())
     before = [param.detach().clone() for param in everything]
-    assert fit_values(model.policy, model.rollout_buffer, 16, 2, everything) == []
+    assert fit_values(actor_of(model.policy, everything), model.rollout_buffer, 16, 2) == []
     assert all(th.equal(one, other) for one, other in zip(before, everything, strict=True))
 
 
@@ -145,79 +155,50 @@ class Rebinding(th.optim.SGD):
                 param.data = param.data.clone()
 
 
-def taken_apart(model) -> bool:
-    """Whether the critic's gradients are computed on arrays."""
-    policy = model.policy
-    actor = {param for name, param in policy.named_parameters() if "value" not in name}
-    params = [param for param in policy.parameters() if param not in actor]
-    return critic.ArrayGradients.of(policy, model.rollout_buffer, params) is not None
+def in_numpy(model, monkeypatch) -> bool:
+    """Whether NumPy computes the critic's gradients."""
+    collect(model)
+    made = []
+    own = critic.ArrayGradients
+    monkeypatch.setattr(critic, "ArrayGradients", lambda mlp: made.append(1) or own(mlp))
+    fit_values(actor_of(model.policy), model.rollout_buffer, 16, 1)
+    return bool(made)
+
+
+def add_hook(model):
+    model.policy.value_net.weight.register_hook(lambda gradient: None)
+
+
+def freeze_a_part(model):
+    model.policy.value_net.bias.requires_grad_(False)
+
+
+def patch_the_buffer(model):
+    model.rollout_buffer.get = model.rollout_buffer.get
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "expected"),
+    ("kwargs", "change", "expected"),
     [
-        ({}, True),
-        ({"policy_kwargs": {"net_arch": []}}, True),
-        ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.ReLU}}, True),
-        ({"policy_kwargs": {"net_arch": [4], "optimizer_class": th.optim.SGD}}, True),
-        ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.GELU}}, False),
-        ({"policy_kwargs": {"net_arch": [4], "optimizer_class": Rebinding}}, False),
-        ({"policy_kwargs": {"net_arch": [4], "features_extractor_class": Standardised}}, False),
-        ({"use_sde": True}, False),
-        ({"rollout_buffer_class": Reversed}, False),
+        ({}, None, True),
+        ({"policy_kwargs": {"net_arch": []}}, None, True),
+        ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.ReLU}}, None, True),
+        ({"policy_kwargs": {"net_arch": [4], "optimizer_class": th.optim.AdamW}}, None, True),
+        ({"policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.GELU}}, None, False),
+        ({"policy_kwargs": {"net_arch": [4], "optimizer_class": Rebinding}}, None, False),
+        ({"policy_kwargs": {"net_arch": [4], "features_extractor_class": Standardised}}, None, False),
+        ({"use_sde": True}, None, False),
+        ({"rollout_buffer_class": Reversed}, None, False),
+        ({}, add_hook, False),
+        ({}, freeze_a_part, False),
+        ({}, patch_the_buffer, False),
     ],
 )
-def test_who_is_served_on_arrays(kwargs, expected):
+def test_when_numpy_trains_the_critic(kwargs, change, expected, monkeypatch):
     model = make_model(UATRPO, "box", double=False, n_projections=4, **kwargs)
-    assert taken_apart(model) is expected
-
-
-def test_hooks_on_gradients_and_shared_parameters_take_the_general_way():
-    model = make_model(UATRPO, "box", double=False, n_projections=4)
-    handle = model.policy.value_net.weight.register_hook(lambda gradient: None)
-    assert not taken_apart(model)
-    handle.remove()
-    assert taken_apart(model)
-    handle = model.policy.value_net.register_forward_hook(lambda *args: None)
-    assert not taken_apart(model)
-    handle.remove()
-    model.policy.value_net.bias.requires_grad_(False)
-    params = [param for param in model.policy.value_net.parameters() if param.requires_grad]
-    assert critic.ArrayGradients.of(model.policy, model.rollout_buffer, params) is None
-
-
-def test_values_that_are_others_than_they_look_take_the_general_way(monkeypatch):
-    model = make_model(UATRPO, "box", double=False, n_projections=4)
-    collect(model)
-    scale_latents(monkeypatch, "forward_critic")
-    other = copy.deepcopy(model.policy)
-    with pytest.warns(
-        UserWarning, match="do not reproduce the values and the critic's gradient that the policy itself"
-    ):
-        ours = trained(model, plain=False)[0]
-    model.policy = other
-    for one, another in zip(ours, trained(model, plain=True)[0], strict=True):
-        np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
-
-
-def test_values_close_to_zero_are_compared_with_the_size_of_their_terms():
-    """Without rewards, values tend to zero, and what remains of them is rounding."""
-    model = make_model(UATRPO, "box", double=False, n_projections=4)
-    collect(model)
-    model.rollout_buffer.observations[:] = 0.5
-    with th.no_grad():
-        bias = model.policy.value_net.bias
-        bias -= model.policy.predict_values(th.full((1, 3), 0.5)).squeeze(0)
-        values = model.policy.predict_values(th.full((16, 3), 0.5))
-    assert values.abs().max() < 1e-6
-    own = [*model.policy.mlp_extractor.value_net.parameters(), *model.policy.value_net.parameters()]
-    general = critic.GraphGradients(model.policy, own)
-    arrays = critic.ArrayGradients.of(model.policy, model.rollout_buffer, own)
-    # the last digit of a sum whose terms are of order one
-    *hidden, last = arrays._mlp.critic.layers
-    chain = ArrayMLP((*hidden, replace(last, bias=last.bias + np.float32(2e-7))))
-    arrays._mlp = replace(arrays._mlp, critic=chain)
-    assert not arrays.differs_from(general, th.full((16, 3), 0.5))
+    if change is not None:
+        change(model)
+    assert in_numpy(model, monkeypatch) is expected
 
 
 def test_hooks_of_all_optimizers_see_the_users_settings():
@@ -251,11 +232,11 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
     collect(model)
     model.rollout_buffer.returns[5] = 1e30
     if not fast:
-        monkeypatch.setattr(critic.ArrayGradients, "of", lambda *args: None)
+        monkeypatch.setattr("sb3_uatrpo.actor.plain_mlp", lambda policy: None)
     before = [param.detach().clone() for param in model.policy.parameters()]
     actor = {param for name, param in model.policy.named_parameters() if "value" not in name}
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite") as caught:
-        losses = fit_values(model.policy, model.rollout_buffer, 16, 2, tuple(actor))
+        losses = fit_values(actor_of(model.policy), model.rollout_buffer, 16, 2)
     # one minibatch of three in each of two epochs
     assert len(caught) == 2
     assert len(losses) == 4
@@ -276,13 +257,11 @@ def test_a_finite_loss_whose_gradient_is_not_finite_changes_nothing(fast, monkey
     model.rollout_buffer.returns[:] = 1e4
     with th.no_grad():
         model.policy.value_net.weight.zero_()
-    assert taken_apart(model)
     if not fast:
-        monkeypatch.setattr(critic.ArrayGradients, "of", lambda *args: None)
+        monkeypatch.setattr("sb3_uatrpo.actor.plain_mlp", lambda policy: None)
     before = [param.detach().clone() for param in model.policy.parameters()]
-    actor = tuple(param for name, param in model.policy.named_parameters() if "value" not in name)
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite"):
-        assert fit_values(model.policy, model.rollout_buffer, 16, 2, actor) == []
+        assert fit_values(actor_of(model.policy), model.rollout_buffer, 16, 2) == []
     assert all(th.equal(*pair) for pair in zip(before, model.policy.parameters(), strict=True))
 
 

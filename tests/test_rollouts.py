@@ -1,4 +1,4 @@
-"""Rollouts that evaluate afterwards, beside Stable-Baselines3's own."""
+"""Rollouts in which NumPy acts, beside Stable-Baselines3's own."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,9 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
 from torch import nn
 
-from sb3_uatrpo import UATRPO
-from sb3_uatrpo import rollouts as module
-from sb3_uatrpo.acting import ActingMLP
-from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, collect, count_fast_steps, make_model
+from sb3_uatrpo import UATRPO, MlpPolicy
+from sb3_uatrpo.buffers import LeanRolloutBuffer
+from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, count_fast_steps, make_model
 
 SQUASHED = {"net_arch": [4], "squash_output": True}
 SEPARATE = {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False}
@@ -34,7 +33,7 @@ CASES = {
         "policy_kwargs": {"net_arch": [3], "features_extractor_class": SmallCombined},
     },
 }
-#: the policy itself acts at the first step alone
+#: NumPy acts
 FAST = ("box", "box_matrix", "discrete", "relu", "no_hidden_layer", "float64_observations")
 ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
@@ -86,7 +85,7 @@ def assert_same_buffers(mine: RolloutBuffer, theirs: RolloutBuffer) -> None:
 def test_the_buffer_is_that_of_stable_baselines3(case, n_envs, monkeypatch):
     acted = count_fast_steps(monkeypatch)
     model, _ = rollout(True, n_envs, **CASES[case])
-    assert len(acted) == (model.n_steps - 1 if case in FAST else 0)
+    assert len(acted) == (model.n_steps if case in FAST else 0)
     after_ours = th.get_rng_state()
     reference, _ = rollout(False, n_envs, **CASES[case])
     assert_same_buffers(model.rollout_buffer, reference.rollout_buffer)
@@ -115,66 +114,6 @@ def test_callbacks_see_the_true_numbers(case):
             assert ours[name].dtype == others[name].dtype
             tolerance = 2e-5 if ours[name].dtype == np.float32 else 0.0
             np.testing.assert_allclose(ours[name], others[name].reshape(ours[name].shape), tolerance, tolerance)
-
-
-class KeepsLocals(BaseCallback):
-    """Keeps the locals of each step, to be read after the rollout."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = []
-
-    def update_locals(self, locals_):
-        super().update_locals(locals_)
-        self.kept.append(locals_)
-
-    def _on_step(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("case", ["box", "discrete"])
-def test_what_is_read_after_the_policy_moved_is_of_the_policy_that_acted(case):
-    model = make_model(UATRPO, n_envs=2, double=False, policy="MlpPolicy", n_projections=4, **CASES[case])
-    keeps = KeepsLocals()
-    model.learn(model.n_steps, callback=keeps)
-    # the update has flattened the buffer, env after env
-    values, log_probs = (
-        array.reshape(2, model.n_steps).T for array in (model.rollout_buffer.values, model.rollout_buffer.log_probs)
-    )
-    for step, found in enumerate(keeps.kept[:-1]):
-        np.testing.assert_allclose(found["values"].flatten().numpy(), values[step], rtol=2e-5, atol=2e-5)
-        np.testing.assert_allclose(found["log_probs"].numpy(), log_probs[step], rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("n_steps", [1, 5, 7])
-@pytest.mark.parametrize("n_envs", [1, 3])
-def test_how_many_steps_are_evaluated_at_once_does_not_matter(n_steps, n_envs, monkeypatch):
-    whole, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
-    sizes = []
-    evaluate = ActingMLP.evaluate
-    monkeypatch.setattr(
-        ActingMLP, "evaluate", lambda self, *arrays: sizes.append(len(arrays[0])) or evaluate(self, *arrays)
-    )
-    # bytes of the features, of the actor's outputs, of the actions, and of the outputs of the critic's layers
-    monkeypatch.setattr(module, "PENDING_BYTES", n_steps * n_envs * 4 * (3 + 2 + 2 + 4 + 1))
-    cut, _ = rollout(True, n_envs=n_envs, action_space="box", watched=False)
-    assert max(sizes) == n_steps * n_envs
-    assert_same_buffers(cut.rollout_buffer, whole.rollout_buffer)
-
-
-def test_steps_that_were_read_stay_and_the_others_are_evaluated():
-    kept = []
-    for fast in (True, False):
-        model = make_model(UATRPO, "box", n_envs=3, double=False, n_projections=4, fast_rollouts=fast)
-        th.manual_seed(0)
-
-        def every_third(locals_, globals_):
-            return locals_["n_steps"] % 3 or locals_["values"].add_(1.0).numel()
-
-        model.train = lambda: None
-        model.learn(model.n_steps, callback=every_third)
-        kept.append(model.rollout_buffer)
-    assert_same_buffers(*kept)
 
 
 class ReadAtOnce(BaseCallback):
@@ -213,7 +152,7 @@ def test_stopped_early(case, stop_at):
     np.testing.assert_allclose(seen[-1]["values"].numpy(), theirs[-1]["values"].numpy(), rtol=1e-5, atol=1e-5)
 
 
-class OwnForward(ActorCriticPolicy):
+class OwnForward(MlpPolicy):
     calls = 0
 
     def forward(self, obs, deterministic=False):
@@ -221,33 +160,71 @@ class OwnForward(ActorCriticPolicy):
         return super().forward(obs, deterministic)
 
 
-class OwnValues(ActorCriticPolicy):
+class OwnValues(MlpPolicy):
     def predict_values(self, obs):
         return super().predict_values(obs)
 
 
-class OwnAdd(RolloutBuffer):
-    def add(self, *args):
-        assert args[-1].isfinite().all()
-        super().add(*args)
-
-
-def test_what_is_not_standard_is_left_to_stable_baselines3(monkeypatch):
+def test_what_is_not_plain_is_left_to_stable_baselines3(monkeypatch):
     acted = count_fast_steps(monkeypatch)
     model, _ = rollout(True, action_space="box", policy=OwnForward)
     assert OwnForward.calls == model.n_steps
-    for changed in (
-        {"policy": OwnValues},
-        {"rollout_buffer_class": OwnAdd},
-        {"fast_rollouts": False},
-    ):
-        rollout(**{"fast": True, "action_space": "box", **changed})
+    rollout(True, action_space="box", policy=OwnValues)
+    rollout(False, action_space="box")
     assert not acted
-    patched, _ = rollout(True, action_space="box")
-    assert len(acted) == patched.n_steps - 1
-    patched.rollout_buffer.add = patched.rollout_buffer.add
-    collect(patched)
-    assert len(acted) == patched.n_steps - 1
+
+
+class OwnAdd(RolloutBuffer):
+    def add(self, *args):
+        self.last = args
+        super().add(*args)
+
+
+def test_a_buffer_of_the_users_gets_the_numbers_of_numpy(monkeypatch):
+    acted = count_fast_steps(monkeypatch)
+    model, _ = rollout(True, action_space="box", rollout_buffer_class=OwnAdd)
+    assert type(model.rollout_buffer) is OwnAdd
+    assert len(acted) == model.n_steps
+    np.testing.assert_array_equal(model.rollout_buffer.last[-1].numpy(), model.rollout_buffer.log_probs[-1])
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", MlpPolicy, ActorCriticPolicy])
+def test_three_names_of_one_policy(policy):
+    model = make_model(UATRPO, "box", policy=policy, double=False, n_projections=4)
+    assert type(model.policy) is MlpPolicy
+    assert type(model.rollout_buffer) is LeanRolloutBuffer
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("action_space", ["box", "box_matrix", "discrete", "multi_binary"])
+def test_the_lean_buffer_has_the_numbers_of_stable_baselines3_bit_for_bit(action_space, n_envs):
+    rng, space = np.random.default_rng(0), ACTION_SPACES[action_space]
+    observations = spaces.Discrete(4) if action_space == "discrete" else spaces.Box(-1.0, 1.0, (2, 3), np.float64)
+    buffers = [
+        kind(37, observations, space, "cpu", gae_lambda=0.95, gamma=0.99, n_envs=n_envs)
+        for kind in (LeanRolloutBuffer, RolloutBuffer)
+    ]
+    space.seed(0)
+    observations.seed(0)
+    for _ in range(37):
+        step = (
+            np.stack([observations.sample() for _ in range(n_envs)]),
+            np.stack([space.sample() for _ in range(n_envs)]),
+            rng.normal(size=n_envs).astype(np.float32),
+            rng.random(n_envs) < 0.2,
+            th.as_tensor(rng.normal(size=(n_envs, 1)), dtype=th.float32),
+            th.as_tensor(rng.normal(size=n_envs), dtype=th.float32),
+        )
+        for buffer in buffers:
+            buffer.add(*step)
+    last, dones = th.as_tensor(rng.normal(size=(n_envs, 1)), dtype=th.float32), rng.random(n_envs) < 0.5
+    for buffer in buffers:
+        assert buffer.full
+        buffer.compute_returns_and_advantage(last, dones)
+    for name in ARRAYS:
+        ours, theirs = (getattr(buffer, name) for buffer in buffers)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -13,6 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
 from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.critic import fit_values
@@ -138,8 +139,9 @@ def test_the_actor_moves_in_the_step_and_the_critic_afterwards(cls):
     model.n_critic_updates = 2
     collect(model)
     actor = actor_vector(model)
-    actor_params = tuple(p for n, p in model.policy.named_parameters() if "value" not in n)
-    fit_values(model.policy, model.rollout_buffer, 20, 2, actor_params)
+    found = Actor(model.policy)
+    found.params = tuple(p for n, p in model.policy.named_parameters() if "value" not in n)
+    fit_values(found, model.rollout_buffer, 20, 2)
     assert np.array_equal(actor, actor_vector(model))
     assert any(k.startswith("optimizer.") for k in state_of(model))
 
@@ -589,8 +591,9 @@ class HardCritic(ActorCriticPolicy):
     def extract_features(self, obs, features_extractor=None):
         return super().extract_features(obs.clamp(-1.0, 1.0), features_extractor)
 
-    def predict_values(self, obs):
-        return super().predict_values(obs) + 0.0 * obs.sum(dim=1, keepdim=True)
+    def evaluate_actions(self, obs, actions):
+        values, *others = super().evaluate_actions(obs, actions)
+        return values + 0.0 * obs.sum(dim=1, keepdim=True), *others
 
 
 @BOTH

@@ -66,15 +66,3 @@ def test_the_gradient_of_the_squared_error(seed, sizes, activation, n):
             below = mean_squared_error(described(mlp), inputs, targets)
             param[place] = kept
             assert gradient[place] == pytest.approx((above - below) / (2 * h), rel=1e-4, abs=1e-5)
-
-
-@settings(max_examples=40)
-@given(**networks)
-def test_the_size_of_terms_bounds_what_is_summed(seed, sizes, activation, n):
-    rng = np.random.default_rng(seed)
-    mlp = random_mlp(rng, [*sizes, 2], activation)
-    inputs = rng.normal(size=(n, sizes[0]))
-    *hidden, (weight, bias, _) = described(mlp)
-    latents = [mlp_output(hidden, row) for row in inputs]
-    expected = max(abs(weight[o]) @ abs(latent) + abs(bias[o]) for latent in latents for o in range(2))
-    assert mlp.size_of_terms(inputs) == pytest.approx(expected)

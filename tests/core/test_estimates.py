@@ -94,10 +94,10 @@ def _estimates_and_reference(name: str, n: int):
     collect(model)
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
-    batch = Batch(obs, actions, advantages)
+    batch = Batch(obs, actions, advantages, advantages)
     actor = Actor(model.policy)
     with actor.differentiable_policy():
-        actor.find_params(obs, n)
+        actor.find_params(batch)
     estimates = actor.estimates(batch)
     d = actor.n_params
     samples = gradient_samples(model.policy, obs, actions, advantages)
@@ -206,10 +206,10 @@ def test_single_precision_rounds_the_dense_reference(action_space, layered):
     if not layered:
         model.policy.action_net.register_forward_hook(lambda *args: None)
     obs, actions, advantages = env_major(model)
-    actor = Actor(model.policy)
+    actor, batch = Actor(model.policy), Batch(obs, actions, advantages.float(), advantages)
     with actor.differentiable_policy():
-        actor.find_params(obs, len(actions))
-        estimates = actor.estimates(Batch(obs, actions, advantages.float()))
+        actor.find_params(batch)
+        estimates = actor.estimates(batch)
         assert isinstance(estimates._whole, LayeredLinearization) == layered
         X = th.randn(estimates.n_params, 7, generator=th.Generator().manual_seed(0))
         found = [estimates.gradient(), estimates.standard_error(), *estimates.products(X)]

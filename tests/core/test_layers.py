@@ -17,7 +17,8 @@ def both(model) -> tuple[Linearization, Linearization]:
     """The linearisation of one rollout, layer by layer and in general."""
     if model._last_obs is None:
         collect(model)
-    batch = Batch(*env_major(model))
+    obs, actions, advantages = env_major(model)
+    batch = Batch(obs, actions, advantages, advantages)
     found = []
     for layered in (True, False):
         with pytest.MonkeyPatch.context() as patch:
@@ -25,7 +26,7 @@ def both(model) -> tuple[Linearization, Linearization]:
                 take_apart(patch)
             actor = Actor(model.policy)
             with actor.differentiable_policy():
-                actor.find_params(batch.observations, len(batch))
+                actor.find_params(batch)
                 found.append(actor.linearize(batch))
     assert [type(each) for each in found] == [LayeredLinearization, Linearization]
     assert list(map(id, found[0].params)) == list(map(id, found[1].params))
