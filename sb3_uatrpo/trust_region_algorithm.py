@@ -126,8 +126,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         # load() restores it; the constructor makes it
         if "subsample_generator" not in vars(self):
             self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
-            #: names of the parameters that some batch has used
-            self._acting_params: list[str] = []
+        #: names of the parameters that some batch has used
+        self._acting_params: list[str] = vars(self).get("_acting_params", [])
         self._n_actor_params, self._first_error = check_policy(self.policy)
 
     @property
@@ -361,7 +361,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             self._warned = True
             warnings.warn(
                 "The log-probabilities of the rollout differ from those of the same actions before the update. A "
-                "callback may have changed the buffer or the policy, or the policy draws random numbers of its own.",
+                "callback may have changed the buffer or the policy, the policy may draw random numbers of its own, or "
+                "its exploration noise is so small that rounding hides it.",
                 stacklevel=4,
             )
 

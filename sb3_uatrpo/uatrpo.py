@@ -180,7 +180,8 @@ class UATRPO(TrustRegionAlgorithm):
         # load() sets no model up here
         if not _init_setup_model:
             return
-        if "log_std_init" in self.policy_kwargs and not isinstance(self.action_space, spaces.Box):
+        recommended = RECOMMENDED["policy_kwargs"]["log_std_init"]
+        if self.policy_kwargs.get("log_std_init") == recommended and not isinstance(self.action_space, spaces.Box):
             warnings.warn(
                 f"policy_kwargs: log_std_init has no effect with the action space {self.action_space}. RECOMMENDED is "
                 "for continuous actions; RECOMMENDED_DISCRETE is for discrete ones.",

@@ -177,6 +177,7 @@ class Sketch:
         :param state_dict: what ``state_dict`` returned
         :param strict: whether to require every entry and no other
         :raises RuntimeError: if ``strict`` and the entries differ, as ``torch.nn.Module`` does
+        :raises ValueError: if the averages are not finite, or not zero while their weight is zero
         """
         expected = set(self.state_dict())
         if strict and set(state_dict) != expected:
@@ -186,6 +187,16 @@ class Sketch:
             )
         if "generator" in state_dict:
             self.generator.set_state(state_dict["generator"].cpu())
+        averages = [state_dict[name] for name in ("y_fisher", "y_covariance") if name in state_dict]
+        weight = state_dict.get("ema_weight", self.ema_weight)
+        # a moving average never recovers from a NaN, and its weight divides it
+        if not all(bool(part.isfinite().all()) for part in (*averages, weight)) or (
+            weight.item() == 0.0 and any(bool(part.any()) for part in averages)
+        ):
+            raise ValueError(
+                "path: the sketch's moving averages must be finite, and zero while their weight is zero, but those of "
+                "the file are not; sketch.clear() before saving leaves them out"
+            )
         # clones keep the strides, and so the column-major layout
         matrices = {
             name: value.to(self.device).clone()

@@ -2,7 +2,8 @@
 What RL Zoo has to know about this package: the algorithms, their search spaces and their hyperparameter files.
 
 RL Zoo has no plug-in mechanism, so its modules are patched in place, each right after it is imported: entries are added
-to its dictionaries unless the name is taken, and our hyperparameter file becomes the default configuration.
+to its dictionaries, and our hyperparameter file becomes the default configuration. A name that somebody else has taken
+stays theirs in all of these.
 """
 
 import functools
@@ -56,10 +57,15 @@ def _add_algorithms(utils: ModuleType) -> None:
         utils.ALGOS.setdefault(name, algorithm)
 
 
+def _is_ours(name: str | None) -> bool:
+    return name in ALGORITHMS and import_module("rl_zoo3.utils").ALGOS.get(name) is ALGORITHMS[name]
+
+
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     for name, sampler in SAMPLERS.items():
-        hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
-        hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
+        if _is_ours(name):
+            hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
+            hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
 
 
 def _add_default_configuration(exp_manager: ModuleType) -> None:
@@ -74,7 +80,7 @@ def _add_default_configuration(exp_manager: ModuleType) -> None:
     def with_our_default(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
         algo = given.arguments.get("algo")
-        if algo in ALGORITHMS and not given.arguments.get("config"):
+        if _is_ours(algo) and not given.arguments.get("config"):
             given.arguments["config"] = str(HYPERPARAMS / f"{algo}.yml")
         original(*given.args, **given.kwargs)
 
