@@ -1,5 +1,5 @@
 """
-What does each part of the fast path gain?
+What does each part of the NumPy path gain?
 
     OMP_NUM_THREADS=1 python benchmarks/benchmark_parts.py
 
@@ -10,18 +10,17 @@ cache, the parts of a step cost up to twice as much.
 
 import argparse
 import timeit
+import warnings
 from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_uatrpo import UATRPO, rollouts
-from sb3_uatrpo.critic import ArrayGradients
-from sb3_uatrpo.plain_mlp import StandardMLP
+from sb3_uatrpo import UATRPO, actor, critic
 
 
 def milliseconds(run: Callable[[], object], repetitions: int, number: int = 1000) -> float:
@@ -40,60 +39,47 @@ def parts(env_id: str, repetitions: int) -> dict[str, tuple[float, float]]:
     tensor = th.as_tensor(observations)
 
     def general_update() -> None:
-        with mock.patch.object(StandardMLP, "recognise", staticmethod(lambda policy: None)):
+        with mock.patch.object(actor, "plain_mlp", return_value=None):
             model.train()
 
     def general_critic() -> None:
-        with mock.patch.object(ArrayGradients, "of", staticmethod(lambda *args: None)):
+        # a subclass of the buffer's is another's
+        with mock.patch.object(critic, "LeanRolloutBuffer", RolloutBuffer):
             model.train()
 
     found = {
-        "products layer by layer, and the critic on arrays": (
+        "products layer by layer, and the critic in NumPy": (
             milliseconds(model.train, repetitions, 1),
             milliseconds(general_update, repetitions, 1),
         ),
-        "the critic on arrays": (
+        "the critic in NumPy": (
             milliseconds(model.train, repetitions, 1),
             milliseconds(general_critic, repetitions, 1),
         ),
     }
     policy.set_training_mode(False)
+    step = (np.zeros((1, buffer.action_dim), np.float32), np.zeros(1, np.float32), np.zeros(1, bool))
+    last = th.zeros(1, 1), np.zeros(1, bool)
+
+    def add(kind: type[RolloutBuffer]) -> None:
+        buffer.pos = 0
+        kind.add(buffer, observations, *step, th.zeros(1, 1), th.zeros(1))
+
     buffer.reset()
-    fast = rollouts.FastSteps(buffer)
-    values, log_probs = fast.let_act(policy, tensor)[1:]
-    fast._writes_directly = True
-    fast.act(policy, observations)
-    rewards, starts = np.zeros(1, np.float32), np.zeros(1, bool)
-    step = fast.step
-    assert step is not None
-    local = {str(i): i for i in range(14)}
-    callback = model._init_callback(None)
-    callback.on_training_start({}, {})
-    plain = CallbackList([])
-
-    def store() -> None:
-        buffer.pos = 0
-        fast.store(observations, step.actions, rewards, starts, values, log_probs)
-
-    def add() -> None:
-        buffer.pos = 0
-        buffer.add(observations, step.actions, rewards, starts, values, log_probs)
-
-    found["acting on arrays, and looking for changes"] = (
-        milliseconds(lambda: fast.act(policy, observations), repetitions),
-        milliseconds(lambda: fast.let_act(policy, tensor), repetitions),
-    )
-    found["of it, looking for changes"] = milliseconds(fast._watch.sees_no_change, repetitions), 0.0
-    found["the first step of a rollout"] = (
-        milliseconds(lambda: rollouts.FastSteps(buffer).let_act(policy, tensor), repetitions, 10) / 10,
-        milliseconds(lambda: fast.let_act(policy, tensor), repetitions, 10) / 10,
-    )
-    fast.step = step
-    found["writing into the buffer's arrays"] = milliseconds(store, repetitions), milliseconds(add, repetitions)
-    found["locals that callbacks may read later"] = (
-        milliseconds(lambda: callback.update_locals(fast.as_callbacks_see(local)), repetitions),
-        milliseconds(lambda: plain.update_locals(dict(local)), repetitions),
-    )
+    with th.no_grad():
+        general = milliseconds(lambda: policy(tensor), repetitions)
+        with policy.numpy_rollout():  # type: ignore[operator]
+            found["acting in NumPy"] = milliseconds(lambda: policy(tensor), repetitions), general
+    for name, lean, plain in (
+        ("adding to the buffer", lambda: add(type(buffer)), lambda: add(RolloutBuffer)),
+        (
+            "advantages",
+            lambda: buffer.compute_returns_and_advantage(*last),
+            lambda: RolloutBuffer.compute_returns_and_advantage(buffer, *last),
+        ),
+    ):
+        number = 1000 if name != "advantages" else 1
+        found[name] = milliseconds(lean, repetitions, number), milliseconds(plain, repetitions, number)
     return found
 
 
@@ -105,6 +91,8 @@ def main() -> None:
     if args.repetitions < 1:
         parser.error(f"--repetitions must be at least 1, but it is {args.repetitions}")
     th.set_num_threads(1)
+    # each update is repeated with the same rollout
+    warnings.filterwarnings("ignore", message="The log-probabilities of the rollout differ")
     print("| part | ms | ms without it |\n|---|---|---|")
     for name, (ours, others) in parts(args.env, args.repetitions).items():
         print(f"| {name} | {ours:.1f} | {others:.1f} |")

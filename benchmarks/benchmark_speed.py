@@ -51,7 +51,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 import sb3_uatrpo
-from sb3_uatrpo import UATRPO, MatchedTRPO, rollouts, trust_region_algorithm, uatrpo
+from sb3_uatrpo import UATRPO, MatchedTRPO, trust_region_algorithm, uatrpo
 from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.study.worker import RunRecorder
 
@@ -169,11 +169,10 @@ def clocks_in_every_stage(model: OnPolicyAlgorithm, clock: Clock) -> Iterator[No
     """Within this context, the clock times the stages of one of our algorithms."""
     places: list[tuple[Any, str, str]] = [
         (model.env, "step", "env"),
-        (rollouts.FastSteps, "store", "buffer"),
+        (model.rollout_buffer, "add", "buffer"),
         (model.rollout_buffer, "compute_returns_and_advantage", "buffer"),
-        (rollouts.FastSteps, "act", "policy"),
-        (rollouts.FastSteps, "let_act", "policy"),
-        (rollouts.FastSteps, "fill", "policy"),
+        # of the class: an attribute of the policy would hide its method, and it would not count as plain
+        (type(model.policy), "forward", "policy"),
         (SampleEstimates, "products", "products"),
         (SampleEstimates, "gradient", "products"),
         (SampleEstimates, "fisher_product", "products"),

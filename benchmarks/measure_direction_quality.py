@@ -86,7 +86,7 @@ def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
     batch = rollout_batch(model.rollout_buffer, model.normalize_advantage)
     actor = Actor(model.policy)
     with actor.differentiable_policy():
-        actor.find_params(batch.observations, len(batch))
+        actor.find_params(batch)
         return model._estimate(actor, batch, count_trajectories(model.rollout_buffer))
 
 

@@ -21,6 +21,7 @@ from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
+from sb3_uatrpo.presets import RECOMMENDED
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 SampleUnit = Literal["trajectory", "step"]

@@ -440,4 +440,4 @@ def test_every_sample_fits_any_number_of_environments(cls, sample):
             assert trial.user_attrs[name] == params[name] == 1.0 - trial.params[f"one_minus_{name}"]
         activation_fn = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU}[trial.params["activation_fn"]]
         assert params["policy_kwargs"]["activation_fn"] is activation_fn
-        cls("MlpPolicy", "CartPole-v1", device="cpu", **params)
+        cls("MlpPolicy", "Pendulum-v1", device="cpu", **params)
