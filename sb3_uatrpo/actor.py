@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sb3_uatrpo.batch import Batch, evaluate_actions
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
@@ -76,16 +75,16 @@ class Actor:
         Put the policy into the state that an update needs, and restore it afterwards.
 
         Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a distribution of
-        the actor's own, which does not validate its parameters and is dropped at the end, with its graph. Attention
-        uses the kernel that can be differentiated twice. Gradient hooks are detached: products with F̂ and Σ̂
-        differentiate along many directions at once, and hooks are not written for that.
+        the actor's own, which does not validate its parameters and is dropped at the end, with its graph. Gradient
+        hooks are detached: products with F̂ and Σ̂ differentiate along many directions at once, and hooks are not
+        written for that.
         """
         training, distribution = self.policy.training, self.policy.action_dist
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
             self.policy.action_dist = unchecked(distribution)
-            with nullcontext() if self._hooks is None else self._hooks.attached(False), sdpa_kernel(SDPBackend.MATH):
+            with nullcontext() if self._hooks is None else self._hooks.attached(False):
                 yield
         finally:
             self.policy.action_dist = distribution
@@ -119,7 +118,12 @@ class Actor:
                 if head.requires_grad:
                     _check_graph(head)
                     gradients = th.autograd.grad(head.sum(), list(candidates.values()), allow_unused=True)
-                    used |= {name for name, found in zip(candidates, gradients, strict=True) if found is not None}
+                    used |= {
+                        name
+                        for name, found in zip(candidates, gradients, strict=True)
+                        # a global hook joins all outputs of a module in the graph, the critic's latent ones too
+                        if found is not None and (not (self._hooks and self._hooks.are_global) or bool(found.any()))
+                    }
             if _is_different(th.cat(differences)):
                 raise _wrong_distribution("evaluate_actions returns other log-probabilities than its action_dist")
         self.params = tuple(param for name, param in candidates.items() if name in used)
@@ -143,7 +147,10 @@ class Actor:
             raise
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"policy: its network must be differentiable twice, but torch says: {reason}") from error
+            raise ValueError(
+                f"policy: its network must be differentiable twice, but torch says: {reason}. Attention is within "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which has to include learn()."
+            ) from error
         if len(missed) == len(self.params):
             raise ValueError(
                 "policy: its network must be differentiable twice, but no parameter can be. Look for operations whose "
@@ -185,6 +192,8 @@ class Actor:
             raise _wrong_distribution(
                 "forward and evaluate_actions disagree on the log-probabilities of the same actions"
             )
+        if self._layers is not None and _is_different(log_probs[: len(steps)] - self._evaluate(steps)[1]):
+            raise _wrong_distribution("a method of its libraries' classes was replaced")
         return False
 
     def _parts(self, n_steps: int) -> list[slice]:
@@ -312,8 +321,8 @@ def _is_different(differences: th.Tensor) -> bool:
 
 def _wrong_distribution(problem: str) -> UnsupportedNetworkError:
     return UnsupportedNetworkError(
-        f"policy: {problem}, so an update would change another distribution than the one that acts; let forward and "
-        "evaluate_actions both take their distribution from _get_action_dist_from_latent, or leave it in action_dist"
+        f"policy: {problem}, so an update would change another distribution than the one that acts; let "
+        "evaluate_actions leave the distribution by which forward acts in action_dist, as Stable-Baselines3's does"
     )
 
 

@@ -18,7 +18,7 @@ class GradientHooks:
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
-        self._are_global = bool(torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks)
+        self.are_global = bool(torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks)
         owners: list[Any] = [*policy.parameters(), *policy.modules()]
         self._found = [
             (owner, name, hooks)
@@ -28,7 +28,7 @@ class GradientHooks:
         ]
 
     def __bool__(self) -> bool:
-        return self._are_global or bool(self._found)
+        return self.are_global or bool(self._found)
 
     @contextmanager
     def attached(self, are_attached: bool) -> Iterator[None]:

@@ -115,9 +115,12 @@ class PlainMLP:
             choices = th.multinomial(th.from_numpy(weights / totals), 1, True)
             log_probs = np.take_along_axis(outputs, choices.numpy(), axis=1) - np.log(totals)
             return choices[:, 0], th.from_numpy(values), th.from_numpy(log_probs[:, 0])
+        std = np.exp(self.log_std)
+        # sums of squares are not finite if one of their terms is not
+        if not math.isfinite(np.vdot(outputs, outputs) + std.dot(std)):
+            return None
         actions = np.empty_like(outputs)
         th.from_numpy(actions).normal_()
-        std = np.exp(self.log_std)
         actions *= std
         actions += outputs
         # from the rounded actions, as in torch
@@ -126,7 +129,6 @@ class PlainMLP:
         z *= z
         log_probs = z.dot(self.halves)
         log_probs += 2.0 * self.halves.dot(self.log_std) - len(std) * _HALF_LOG_2PI
-        # the sum of squares is not finite if any of them is not
         if not math.isfinite(log_probs.dot(log_probs)):
             return None
         actions = actions.reshape(-1, *self.action_shape)

@@ -277,7 +277,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             self._acting_params = actor.find_params(batch, self._acting_params)
         except Exception as error:
             # what the policy raised when it was made may be the reason
-            raise error from error.__cause__ or self._first_error
+            raise error from self._first_error or error.__cause__
         self._first_error = None
 
     def _check_observations(self, actor: Actor, batch: Batch) -> None:

@@ -5,14 +5,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from torch import nn
-from torch.nn import functional as F
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import rollout_batch
-from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, logged, make_model
+from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, make_model
 from tests.reference import DoubleMultiInputPolicy, actor_parameters, log_prob, policy_gradient, torch_distribution
 
 
@@ -143,30 +140,3 @@ def test_the_head_is_that_of_the_policys_own_distribution():
     mean, log_std = heads.chunk(2, dim=1)
     assert mean.numpy() == pytest.approx(distribution.mean.detach().numpy())
     assert log_std.exp().numpy() == pytest.approx(distribution.stddev.detach().numpy())
-
-
-class Attends(BaseFeaturesExtractor):
-    """The numbers of an observation are tokens that attend to each other, or to nothing."""
-
-    def __init__(self, observation_space, masked=False):
-        super().__init__(observation_space, 3)
-        self.embed = nn.Linear(1, 4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.mask = th.eye(3, dtype=th.bool) if masked else None
-
-    def forward(self, observations):
-        tokens = self.embed(observations[..., None])
-        attended = F.scaled_dot_product_attention(tokens, tokens, tokens)
-        return self.attention(attended, tokens, tokens, need_weights=False, attn_mask=self.mask)[0].mean(dim=2)
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_attention_can_be_differentiated_twice(masked):
-    """Torch's fused kernels cannot. They are back afterwards."""
-    extractor = {"features_extractor_class": Attends, "features_extractor_kwargs": {"masked": masked}}
-    model = make_model(UATRPO, "box", n_projections=4, double=False, policy_kwargs={"net_arch": [4], **extractor})
-    before = actor_vector(model)
-    model.learn(2 * model.n_steps)
-    assert logged(model)["step_fraction"] > 0.0
-    assert not np.array_equal(actor_vector(model), before)
-    assert th.backends.cuda.flash_sdp_enabled()

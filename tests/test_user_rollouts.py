@@ -1,29 +1,35 @@
 """
-Ways around the fast paths: what they do not compute is noticed, however unusual the way in which it came about.
-
-The measure is Stable-Baselines3's own rollout, or autograd.
+What users add to rollouts and to the critic's optimizer, and what callbacks see, beside Stable-Baselines3's own.
 """
 
 import copy
+import functools
+from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common import buffers, distributions, policies
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy, BaseModel, MultiInputActorCriticPolicy
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import (
+    CombinedExtractor,
+    FlattenExtractor,
+    MlpExtractor,
+)
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
+from sb3_uatrpo.actor import UnsupportedNetworkError
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.plain_mlp import StandardMLP
+from sb3_uatrpo.heads import UnsupportedDistributionError
+from sb3_uatrpo.policies import plain_mlp
 from tests import helpers
 from tests.helpers import (
     ACTION_SPACES,
@@ -31,28 +37,13 @@ from tests.helpers import (
     actor_vector,
     collect,
     count_fast_steps,
+    learn_in_threads,
     logged,
     make_model,
     spread_out,
 )
-from tests.reference import DoublePolicy
 from tests.test_rollouts import assert_same_buffers
-from tests.test_update import check_updates
-from tests.test_user_additions import as_sb3, filled, small
-
-
-class At(cb.BaseCallback):
-    """Makes one change, at the tenth step or at each."""
-
-    def __init__(self, change, at: int | None = 10):
-        super().__init__()
-        self.change, self.at = change, at
-
-    def _on_step(self) -> bool:
-        if self.at in (None, self.n_calls):
-            with th.no_grad():
-                self.change(self.model, self.locals)
-        return True
+from tests.test_user_additions import At, BuildsItsDistribution, actor_of, as_sb3, filled, small, zoo_callbacks
 
 
 class AtTheStart(At):
@@ -64,9 +55,6 @@ class AtTheStart(At):
 
     def _on_step(self) -> bool:
         return True
-
-
-# ----------------------------------------------------------------------------------------- changes in mid-rollout
 
 
 def another_policy(model, _):
@@ -151,53 +139,43 @@ def distribution_of_another_class(model, _):
     model.policy.action_dist.__class__ = HalvedGaussian
 
 
-def steeper(model, _):
-    for module in model.policy.modules():
-        if isinstance(module, nn.LeakyReLU):
-            module.negative_slope = 0.9
+# what SB3's rollouts see in any case, since they ask the policy itself
+AT_ONCE = [another_policy, patched_policy, another_class]
+EXCHANGED = [
+    patched_layer,
+    appended_layer,
+    hook_on_the_extractor,
+    another_extractor,
+    patched_sample,
+    replaced_latents,
+    layer_of_another_class,
+    distribution_of_another_class,
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        another_policy,
-        patched_policy,
-        patched_layer,
-        appended_layer,
-        another_class,
-        hook_on_the_extractor,
-        another_extractor,
-        patched_sample,
-        replaced_latents,
-        layer_of_another_class,
-        distribution_of_another_class,
-        steeper,
-    ],
-)
-@pytest.mark.parametrize("at", ["a step", "the start"])
-def test_whatever_changes_in_mid_rollout(change, at):
-    activation = nn.LeakyReLU if change is steeper else nn.Tanh
-    as_sb3(
-        make_callback=lambda: At(change) if at == "a step" else AtTheStart(change),
-        policy_kwargs={"net_arch": [4], "activation_fn": activation},
-    )
+@pytest.mark.parametrize("change", AT_ONCE + EXCHANGED)
+def test_whatever_changes_at_the_start_of_a_rollout_is_seen(change):
+    as_sb3(make_callback=lambda: AtTheStart(change))
 
 
-@pytest.mark.parametrize("kind", [MlpExtractor, nn.Tanh, ActorCriticPolicy])
-def test_a_class_may_be_patched_in_mid_rollout(kind, monkeypatch):
-    name = {MlpExtractor: "forward_actor", nn.Tanh: "forward", ActorCriticPolicy: "extract_features"}[kind]
-    own = getattr(kind, name)
+@pytest.mark.parametrize("change", AT_ONCE)
+def test_another_policy_is_seen_at_the_next_step(change):
+    as_sb3(make_callback=lambda: At(change))
 
-    def patch(model, _):
-        # shifts what is computed, and keeps one rollout's patch from the next
-        monkeypatch.setattr(kind, name, lambda *args: own(*args) + 0.5)
 
-    def rollout(fast):
-        with monkeypatch.context() as context:
-            context.setattr(kind, name, own)
-            return filled(fast, callback=At(patch))
+@pytest.mark.parametrize("change", EXCHANGED)
+def test_what_is_exchanged_at_a_step_is_seen_at_the_next_rollout(change, monkeypatch):
+    acted = count_fast_steps(monkeypatch)
+    as_sb3(make_callback=lambda: LastStep(change), n_rollouts=2)
+    assert len(acted) == 48
 
-    assert_same_buffers(rollout(True).rollout_buffer, rollout(False).rollout_buffer)
+
+class LastStep(At):
+    """Makes the change at the last step of the first rollout, where the policy has already acted."""
+
+    def _on_step(self) -> bool:
+        self.at = self.model.n_steps
+        return super()._on_step()
 
 
 def test_a_weight_that_is_no_parameter_may_be_replaced_in_mid_rollout():
@@ -212,48 +190,11 @@ def test_a_weight_that_is_no_parameter_may_be_replaced_in_mid_rollout():
     as_sb3(plain, lambda: At(tripled))
 
 
-def test_add_may_be_replaced_in_its_class_in_mid_rollout(monkeypatch):
-    add = RolloutBuffer.add
-
-    def patch(model, _):
-        monkeypatch.setattr(RolloutBuffer, "add", lambda self, *args: add(self, *args[:-1], args[-1] + 1.0))
-
-    def rollout(fast):
-        with monkeypatch.context() as context:
-            context.setattr(RolloutBuffer, "add", add)
-            return filled(fast, callback=At(patch))
-
-    assert_same_buffers(rollout(True).rollout_buffer, rollout(False).rollout_buffer)
-
-
-def test_noise_that_is_annealed_at_the_start_of_a_rollout_does_not_make_it_slow(monkeypatch):
-    drawn = count_fast_steps(monkeypatch)
-    ours, _ = as_sb3(make_callback=lambda: AtTheStart(lambda model, _: model.policy.log_std.sub_(1.0)))
-    assert len(drawn) == ours.n_steps - 1
-
-
 def test_actions_may_become_squashed_in_mid_rollout():
     def squashed(model, _):
         model.policy._squash_output = True
 
     as_sb3(make_callback=lambda: At(squashed), action_space="box_matrix")
-
-
-def test_a_global_hook_in_mid_rollout():
-    class Registers(At):
-        def _on_training_end(self):
-            self.handle.remove()
-
-    def make():
-        def register(*_):
-            callback.handle = torch_module.register_module_forward_hook(
-                lambda module, inputs, output: 3.0 * output if isinstance(module, FlattenExtractor) else None
-            )
-
-        callback = Registers(register)
-        return callback
-
-    as_sb3(make_callback=make)
 
 
 def test_a_patch_from_the_start_of_a_rollout_to_its_end():
@@ -268,9 +209,6 @@ def test_a_patch_from_the_start_of_a_rollout_to_its_end():
             return True
 
     as_sb3(make_callback=Patches)
-
-
-# ------------------------------------------------------------------------------------- policies that only look plain
 
 
 def test_a_distribution_may_be_patched():
@@ -337,96 +275,11 @@ class ClampedStd(WithStd):
         nn.utils.parametrize.register_parametrization(self, "log_std", nn.Hardtanh(-3.0, 0.5))
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-@pytest.mark.parametrize("policy", [OneStd, ScalarStd, BufferStd, ClampedStd])
-def test_standard_deviations_of_other_kinds_are_trained(policy, cls):
-    kwargs = {"n_projections": 8} if cls is UATRPO else {}
-    models = []
-    for fast in (True, False):
-        model = make_model(cls, "box", policy=policy, double=False, **kwargs)
-        plain = StandardMLP.recognise if fast else lambda policy: None
-        with mock.patch.object(StandardMLP, "recognise", staticmethod(plain)):
-            models.append(model.learn(2 * model.n_steps))
-    ours, general = (nn.utils.parameters_to_vector(model.policy.parameters()) for model in models)
-    th.testing.assert_close(ours, general)
-
-
 def test_a_standard_deviation_in_a_buffer_may_be_annealed_in_mid_rollout():
     def anneal(model, _):
         model.policy.log_std = th.full_like(model.policy.log_std, -2.0)
 
     as_sb3(make_callback=lambda: At(anneal), policy=BufferStd)
-
-
-def test_methods_may_be_replaced_in_the_classes_of_stable_baselines3():
-    """What the replacement does need not show in a comparison of deterministic actions."""
-    forward, add = ActorCriticPolicy.forward, RolloutBuffer.add
-    calls = []
-
-    def explores(self, obs, deterministic=False):
-        actions, values, log_probs = forward(self, obs, deterministic)
-        return actions if deterministic else 0.0 * actions, values, log_probs
-
-    def counts(self, *args):
-        calls.append(1)
-        add(self, *args)
-
-    with mock.patch.object(ActorCriticPolicy, "forward", explores):
-        as_sb3()
-    with mock.patch.object(RolloutBuffer, "add", counts):
-        ours, _ = as_sb3()
-    assert len(calls) == 2 * ours.n_steps
-
-
-class StartsAtZero(NoiseEnv):
-    def reset(self, **kwargs):
-        observation, info = super().reset(**kwargs)
-        return np.zeros_like(observation), info
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "bound"),
-    [
-        (FlattenExtractor, "forward", 0.1),
-        (BaseModel, "extract_features", 0.1),
-        (nn.Linear, "forward", 1.0),
-        (nn.Tanh, "forward", 0.5),
-        (MlpExtractor, "forward_actor", 0.1),
-        (MlpExtractor, "forward_critic", 0.1),
-        (policies, "preprocess_obs", 0.1),
-    ],
-)
-def test_a_class_patched_before_the_rollout_need_not_show_at_its_first_observation(kind, name, bound, monkeypatch):
-    own = getattr(kind, name)
-    monkeypatch.setattr(helpers, "NoiseEnv", StartsAtZero)
-    monkeypatch.setattr(kind, name, lambda *args, **kwargs: own(*args, **kwargs).clamp(-bound, bound))
-    as_sb3()
-
-
-@pytest.mark.parametrize("place", [distributions, th.distributions], ids=["sb3", "torch"])
-@pytest.mark.parametrize(
-    ("action_space", "name", "method"),
-    [
-        ("box", "Normal", "rsample"),
-        ("discrete", "Categorical", "sample"),
-        ("multi_discrete", "Categorical", "sample"),
-        ("multi_binary", "Bernoulli", "sample"),
-    ],
-)
-def test_another_sampler_draws_the_actions(place, action_space, name, method, monkeypatch):
-    """The mode, which the comparison at the start of a rollout looks at, is as before."""
-    kind = getattr(th.distributions, name)
-    own = getattr(kind, method)
-
-    def first_drawn(self, *args):
-        return th.zeros_like(own(self, *args))
-
-    if place is distributions:
-        monkeypatch.setattr(distributions, name, type(name, (kind,), {method: first_drawn}))
-    else:
-        monkeypatch.setattr(kind, method, first_drawn)
-    ours, _ = as_sb3(action_space=action_space)
-    assert not ours.rollout_buffer.actions.any()
 
 
 class Clamped(FlattenExtractor):
@@ -436,8 +289,7 @@ class Clamped(FlattenExtractor):
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", ["features_extractor", "pi_features_extractor", "vf_features_extractor"])
-def test_another_features_extractor_is_used(name, share, monkeypatch):
-    monkeypatch.setattr(helpers, "NoiseEnv", StartsAtZero)
+def test_another_features_extractor_is_used(name, share):
     as_sb3(
         lambda policy: setattr(policy, name, Clamped(policy.observation_space)),
         policy_kwargs={"net_arch": [4], "share_features_extractor": share},
@@ -460,42 +312,16 @@ class SeesMore(MultiInputActorCriticPolicy):
         self.mlp_extractor.value_net = MlpExtractor(width, self.net_arch, self.activation_fn, "cpu").value_net
 
 
-class StartsExactly(NoiseEnv):
-    """At the start of an episode, the noisy observation is the exact one, as far as that goes."""
-
-    def reset(self, **kwargs):
-        observation, info = super().reset(**kwargs)
-        return {**observation, "noisy": observation["exact"][:3].copy()}, info
-
-
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 @pytest.mark.parametrize("width", [3, 5])
-def test_actor_and_critic_may_see_different_keys(cls, width, monkeypatch):
-    monkeypatch.setattr(helpers, "NoiseEnv", StartsExactly)
+def test_actor_and_critic_may_see_different_keys(cls, width):
     space = spaces.Dict(noisy=spaces.Box(-1.0, 1.0, (3,)), exact=spaces.Box(-1.0, 1.0, (width,)))
     as_sb3(observation_space=space, policy=SeesMore)
     kwargs = {"n_projections": 8} if cls is UATRPO else {}
     model = make_model(cls, "box", double=False, observation_space=space, policy=SeesMore, **kwargs)
     model.learn(2 * 48)
     assert logged(model)["step_fraction"] > 0.0
-    assert StandardMLP.recognise(model.policy) is None
-
-
-@pytest.mark.parametrize("of", ["the object", "the class"])
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-def test_another_log_probability_is_refused(cls, of, monkeypatch):
-    kwargs = {"n_projections": 8} if cls is UATRPO else {}
-    model = make_model(cls, "box", double=False, **kwargs)
-    collect(model)
-    owner = model.policy.action_dist if of == "the object" else DiagGaussianDistribution
-    monkeypatch.setattr(owner, "log_prob", lambda *args: th.zeros(len(args[-1])))
-    before = actor_vector(model)
-    with pytest.raises(ValueError, match=r"^policy: log_prob of DiagGaussianDistribution was replaced; "):
-        model.train()
-    assert np.array_equal(actor_vector(model), before)
-
-
-# ------------------------------------------------------------------------------------ what is stored and what is seen
+    assert plain_mlp(model.policy) is None
 
 
 def no_observation(model, _):
@@ -519,20 +345,6 @@ def no_actions(model, local):
 @pytest.mark.parametrize("change", [no_observation, no_obs_tensor, relabelled])
 def test_values_are_those_of_the_observations_that_the_policy_saw(change):
     as_sb3(make_callback=lambda: At(change, at=None))
-
-
-def test_another_version_of_add_is_asked_at_each_step(monkeypatch):
-    """It comes from the module of Stable-Baselines3's own, as in another version of it."""
-    code = """
-def add(self, *args, own=RolloutBuffer.add):
-    own(self, *args)
-    self.rewards[self.pos - 1] *= 2.0
-"""
-    found = {}
-    exec(code, vars(buffers), found)
-    found["add"].__qualname__ = "RolloutBuffer.add"
-    monkeypatch.setattr(RolloutBuffer, "add", found["add"])
-    as_sb3()
 
 
 def transposed(policy):
@@ -666,22 +478,6 @@ def test_an_interrupt_leaves_the_values_of_all_steps_behind():
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_locals_may_be_copied_deeply():
-    names = {True: set(), False: set()}
-
-    class Copies(cb.BaseCallback):
-        def _on_step(self):
-            left_out = ("self", "env", "callback", "rollout_buffer")
-            names[self.model.fast_rollouts] |= self.locals.keys()
-            copied = copy.deepcopy({name: value for name, value in self.locals.items() if name not in left_out})
-            return copied["values"].shape == (2, 1) and list(reversed(self.locals.items())) != []
-
-    as_sb3(make_callback=Copies)
-    # variables of the steps at which time limits end episodes
-    assert names[False] - names[True] <= {"terminal_obs", "terminal_value"}
-    assert names[True] <= names[False]
-
-
 def test_infinite_noise_takes_no_more_random_numbers_than_in_stable_baselines3():
     states = []
     for fast in (True, False):
@@ -693,9 +489,6 @@ def test_infinite_noise_takes_no_more_random_numbers_than_in_stable_baselines3()
             model.learn(model.n_steps)
         states.append(th.get_rng_state())
     assert th.equal(*states)
-
-
-# ---------------------------------------------------------------------------------------------- optimizers of critics
 
 
 class ForgetsGradients(th.optim.Adam):
@@ -756,11 +549,10 @@ def test_optimizers_and_step_hooks_see_each_minibatchs_gradient(case):
             optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
         elif case == "keeps":
             optimizer.register_step_pre_hook(keeps)
-        actor = tuple(param for name, param in policy.named_parameters() if "value" not in name)
+        actor = actor_of(policy, model.rollout_buffer)
+        actor.mlp = actor.mlp if arrays else None
         np.random.seed(0)
-        general = mock.patch.object(critic.ArrayGradients, "of", return_value=None)
-        with mock.MagicMock() if arrays else general:
-            fit_values(policy, model.rollout_buffer, 16, 3, actor)
+        fit_values(actor, model.rollout_buffer, 16, 3)
         found.append(nn.utils.parameters_to_vector(policy.parameters()).detach())
     th.testing.assert_close(*found)
     if case == "keeps":
@@ -795,39 +587,6 @@ def test_global_hooks_on_gradients_see_every_minibatch():
     assert len(seen) >= model.n_critic_updates * -(-model.n_steps // model.batch_size)
 
 
-# ------------------------------------------------------------------------------------------------------- whole updates
-
-
-@pytest.mark.parametrize("kind", [DiagGaussianDistribution, CategoricalDistribution])
-def test_updates_honour_what_replaces_the_parameters_of_a_distribution(kind, monkeypatch):
-    own = kind.proba_distribution
-
-    def squeezed(self, *args, action_logits=None):
-        outputs, *log_std = args or (action_logits,)
-        return own(self, outputs.tanh(), *(part.clamp(-1.0, 0.1) for part in log_std))
-
-    monkeypatch.setattr(kind, "proba_distribution", squeezed)
-    action_space = "box" if kind is DiagGaussianDistribution else "discrete"
-    check_updates(small(action_space, policy=DoublePolicy, n_envs=2), n_updates=2)
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-@pytest.mark.parametrize("plain", [True, False])
-def test_torchs_search_for_nan_changes_nothing(cls, plain):
-    found = []
-    for detects in (False, True):
-        model = make_model(cls, "box", double=False, **({"n_projections": 8} if cls is UATRPO else {}))
-        recognise = StandardMLP.recognise if plain else lambda policy: None
-        with (
-            mock.patch.object(StandardMLP, "recognise", staticmethod(recognise)),
-            th.autograd.set_detect_anomaly(detects),
-        ):
-            model.learn(2 * model.n_steps)
-        found.append(nn.utils.parameters_to_vector(model.policy.parameters()))
-    th.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 def test_the_default_device_is_not_that_of_a_model_with_its_own(cls):
     """There is no other device here than one without memory, which fails wherever it is used."""
@@ -847,3 +606,273 @@ def test_an_overflowing_penalty_refuses_the_update():
     assert np.array_equal(actor_vector(model), before)
     assert not model.sketch.y_fisher.any()
     assert model.sketch.ema_weight.item() == 0.0
+
+
+def counting_hook(calls):
+    def change(policy):
+        policy.action_net.register_forward_hook(lambda *args: calls.append("actor"))
+        policy.value_net.register_forward_hook(lambda *args: calls.append("critic"))
+
+    return change
+
+
+def mock_hook(calls):
+    return lambda policy: policy.value_net.register_forward_pre_hook(
+        mock.Mock(side_effect=lambda *args: calls.append("critic"), return_value=None)
+    )
+
+
+def counting_subclass(calls):
+    class Counts(ActorCriticPolicy):
+        def forward(self, obs, deterministic=False):
+            calls.append("forward")
+            return super().forward(obs, deterministic)
+
+        def predict_values(self, obs):
+            calls.append("values")
+            return super().predict_values(obs)
+
+    return lambda policy: setattr(policy, "__class__", Counts)
+
+
+def counting_method(calls):
+    def change(policy):
+        forward = policy.mlp_extractor.policy_net.forward
+        policy.mlp_extractor.policy_net.forward = lambda x: calls.append("net") or forward(x)
+
+    return change
+
+
+def wrapped_sampler(calls):
+    def change(policy):
+        sample = policy.action_dist.sample
+
+        @functools.wraps(sample)
+        def wrapped():
+            calls.append("sample")
+            return sample()
+
+        policy.action_dist.sample = wrapped
+
+    return change
+
+
+@pytest.mark.parametrize("make", [counting_hook, mock_hook, counting_subclass, counting_method, wrapped_sampler])
+def test_what_counts_its_calls_counts_as_many_as_in_stable_baselines3(make):
+    """Two rollouts and two updates: nothing that a user wrote is called once more, or once less."""
+    kept = []
+    for fast in (True, False):
+        calls: list[str] = []
+        model = small(n_envs=2, fast_rollouts=fast)
+        make(calls)(model.policy)
+        model.set_random_seed(0)
+        model.learn(2 * 96)
+        kept.append((calls, actor_vector(model)))
+    assert kept[0][0] == kept[1][0]
+    assert len(kept[0][0]) > 90
+    np.testing.assert_allclose(kept[0][1], kept[1][1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_mixin_between_the_algorithm_and_its_base_is_asked(fast):
+    calls = []
+
+    class Counting(OnPolicyAlgorithm):
+        def collect_rollouts(self, *args, **kwargs):
+            calls.append("rollout")
+            return super().collect_rollouts(*args, **kwargs)
+
+    class Both(UATRPO, Counting):
+        pass
+
+    model = Both("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", fast_rollouts=fast)
+    model.learn(128)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("name", ["values", "log_probs"])
+def test_what_a_callback_writes_into_the_buffer_stays(name):
+    found = []
+    for fast in (True, False):
+        model = UATRPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, device="cpu", seed=0, fast_rollouts=fast)
+
+        def write(local, _):
+            buffer = local["rollout_buffer"]
+            getattr(buffer, name)[: buffer.pos] = 7.0
+            return True
+
+        with pytest.warns(UserWarning, match="rollout differ") if name == "log_probs" else nullcontext():
+            model.learn(64, callback=write)
+        found.append(getattr(model.rollout_buffer, name))
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    assert (found[0] == 7.0).sum() == 63
+
+
+def test_a_users_subclass_that_changes_nothing_takes_the_general_way(monkeypatch):
+    class Subclass(ActorCriticPolicy):
+        pass
+
+    acted = count_fast_steps(monkeypatch)
+    as_sb3(policy=Subclass)
+    assert not acted
+
+
+def test_a_hook_may_be_a_function_in_c(capsys):
+    """It leaves no trace in the Python code that runs."""
+    printed = []
+    for fast in (True, False):
+        filled(fast, lambda policy: policy.value_net.register_forward_hook(print))
+        printed.append(capsys.readouterr().out.count("Linear(in_features=4, out_features=1"))
+    assert printed[0] == printed[1] > 48
+
+
+def test_threads_learn_side_by_side_as_each_alone_would():
+    """Profilers belong to threads; random numbers are shared, and no draw of another thread looks like a difference."""
+    models = [small(n_envs=2) for _ in range(3)]
+    learn_in_threads(models, 5 * 96)
+    assert all(model._n_updates == 5 for model in models)
+
+
+def patched_classes(monkeypatch) -> list[str]:
+    """Counts in classes of Stable-Baselines3 and torch who is called."""
+    calls: list[str] = []
+
+    def count(own, name):
+        def counted(*args, **kwargs):
+            calls.append(name)
+            return own(*args, **kwargs)
+
+        return counted
+
+    for owner, name in [
+        (ActorCriticPolicy, "forward"),
+        (MlpExtractor, "forward_actor"),
+        (DiagGaussianDistribution, "sample"),
+    ]:
+        monkeypatch.setattr(owner, name, count(getattr(owner, name), f"{owner.__name__}.{name}"))
+    return calls
+
+
+def test_patches_of_the_libraries_classes_are_seen_only_by_the_libraries_own_code(monkeypatch):
+    """As with any subclass that overrides a method, NumPy knows nothing of them."""
+    calls = patched_classes(monkeypatch)
+    filled(True)
+    assert not calls
+    filled(False)
+    assert {name: calls.count(name) for name in set(calls)} == {
+        "ActorCriticPolicy.forward": 48,
+        "MlpExtractor.forward_actor": 48,
+        "DiagGaussianDistribution.sample": 48,
+    }
+
+
+def test_a_patch_that_only_rollouts_see_is_refused(monkeypatch):
+    """Without NumPy in rollouts, the policy acts by the patch, but updates compute from its layers."""
+    own = MlpExtractor.forward_actor
+    monkeypatch.setattr(MlpExtractor, "forward_actor", lambda self, features: 3.0 * own(self, features))
+    model = small(fast_rollouts=False)
+    with pytest.raises(ValueError, match="a method of its libraries' classes was replaced"):
+        model.learn(model.n_steps)
+
+
+@pytest.mark.parametrize("of", ["the object", "the class"])
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_another_log_probability_is_refused(cls, of, monkeypatch):
+    kwargs = {"n_projections": 8} if cls is UATRPO else {}
+    model = make_model(cls, "box", double=False, **kwargs)
+    collect(model)
+    owner = model.policy.action_dist if of == "the object" else DiagGaussianDistribution
+    monkeypatch.setattr(owner, "log_prob", lambda *args: th.zeros(len(args[-1])))
+    before = actor_vector(model)
+    with pytest.raises(UnsupportedDistributionError, match=r"^policy: log_prob of DiagGaussianDistribution was replac"):
+        model.train()
+    assert np.array_equal(actor_vector(model), before)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("policy", [OneStd, ScalarStd, BufferStd, ClampedStd])
+def test_standard_deviations_of_other_kinds_are_trained(policy, cls):
+    model = make_model(cls, "box", policy=policy, double=False, **({"n_projections": 8} if cls is UATRPO else {}))
+    before = {name: param.clone() for name, param in model.policy.named_parameters()}
+    model.learn(2 * model.n_steps)
+    assert logged(model)["step_fraction"] > 0
+    assert not any(param.equal(before[name]) for name, param in model.policy.named_parameters())
+
+
+@pytest.mark.parametrize("change", [OneStd.make_std, ScalarStd.make_std])
+def test_a_standard_deviation_for_all_actions_acts(change):
+    """In the package's own policy."""
+    as_sb3(change)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_compiled_modules_are_refused(cls, monkeypatch):
+    """The derivative of what torch.compile makes of a network has no derivative."""
+    distribution = th.distributions.Distribution
+    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
+    model = make_model(cls, "box", double=False)
+    net = model.policy.mlp_extractor.policy_net
+    model.policy.mlp_extractor.policy_net = th.compile(net, backend="aot_eager")
+    before = actor_vector(model)
+    with pytest.raises(UnsupportedNetworkError, match=r"^policy: .*no torch.compile"):
+        model.learn(model.n_steps)
+    assert np.array_equal(actor_vector(model), before)
+
+
+def test_autocast_takes_the_general_way(monkeypatch):
+    acted = count_fast_steps(monkeypatch)
+    model = small()
+    with th.autocast("cpu", th.float16):
+        collect(model)
+    assert not acted
+    assert model.rollout_buffer.full
+
+
+@pytest.mark.parametrize("action_space", ["box", "discrete"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_numbers_that_are_not_finite_never_reach_the_environment(fast, action_space):
+    model = small(action_space, fast_rollouts=fast)
+    with th.no_grad():
+        model.policy.action_net.bias.fill_(th.nan)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        collect(model)
+    assert model.env.envs[0].unwrapped.steps == 0
+
+
+def test_locals_may_be_copied_deeply():
+    class Copies(cb.BaseCallback):
+        def _on_step(self):
+            left_out = ("self", "env", "callback", "rollout_buffer")
+            copied = copy.deepcopy({name: value for name, value in self.locals.items() if name not in left_out})
+            return copied["values"].shape == (2, 1)
+
+    as_sb3(make_callback=Copies)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@pytest.mark.parametrize("policy", ["MlpPolicy", BuildsItsDistribution])
+def test_torchs_search_for_nan_changes_nothing(cls, policy):
+    found = []
+    for detects in (False, True):
+        kwargs = {"n_projections": 8} if cls is UATRPO else {}
+        model = make_model(cls, "box", double=False, policy=policy, **kwargs)
+        with th.autograd.set_detect_anomaly(detects):
+            model.learn(2 * model.n_steps)
+        found.append(nn.utils.parameters_to_vector(model.policy.parameters()))
+    th.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("action_space", ["box", "discrete"])
+def test_numpy_acts_under_usual_callbacks(action_space, watched, monkeypatch, tmp_path):
+    model = small(action_space, n_envs=2)
+    callbacks = zoo_callbacks(tmp_path) if watched and action_space == "box" else []
+    if watched:
+        callbacks += [cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
+    acted, minibatches = count_fast_steps(monkeypatch), []
+    at = critic.ArrayGradients.at
+    monkeypatch.setattr(critic.ArrayGradients, "at", lambda *args: (minibatches.append(1), at(*args))[1])
+    model.learn(3 * 96, callback=callbacks)
+    assert len(acted) == 3 * model.n_steps
+    assert len(minibatches) == 3 * model.n_critic_updates * 6
