@@ -96,8 +96,8 @@ class UATRPO(TrustRegionAlgorithm):
         Default: -1 (only sample at the beginning of the rollout)
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param fast_rollouts: Whether to compute only actions during a rollout, and values and log-probabilities afterwards,
-        for standard MLP policies on the CPU. ``False`` collects rollouts as Stable-Baselines3 does.
+    :param fast_rollouts: Whether NumPy acts in rollouts where the policy is a plain MLP on the CPU. ``False`` leaves
+        acting to Stable-Baselines3.
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
         the reported success rate, mean episode length, and mean reward over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
