@@ -4,7 +4,8 @@ Your own network: a features extractor with attention, separate for actor and cr
     python examples/custom_network.py
 
 UATRPO finds the actor's parameters in the autograd graph of the action distribution, so any network that can be
-differentiated twice works. Only the actor's steps train the layers that actor and critic share: give the critic its own
+differentiated twice works. Attention can within ``sdpa_kernel(SDPBackend.MATH)``. Only the actor's steps train the
+layers that actor and critic share: give the critic its own
 extractor if the extractor has parameters.
 """
 
@@ -14,6 +15,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import safe_mean
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sb3_uatrpo import UATRPO
 
@@ -47,8 +49,9 @@ def main(args: list[str] | None = None) -> UATRPO:
         "net_arch": {"pi": [32], "vf": [64, 64]},
         "activation_fn": th.nn.SiLU,
     }
-    model = UATRPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs, seed=0, device="cpu", verbose=1)
-    model.learn(options.n_timesteps)
+    with sdpa_kernel(SDPBackend.MATH):
+        model = UATRPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs, seed=0, device="cpu", verbose=1)
+        model.learn(options.n_timesteps)
     returns = [episode["r"] for episode in model.ep_info_buffer or ()]
     print(f"mean return of the last {len(returns)} episodes: {safe_mean(returns):.0f} of 500")
     return model

@@ -23,7 +23,11 @@ LOG_PROB_TOLERANCE = 0.1
 
 
 class UnsupportedNetworkError(ValueError):
-    """The update cannot differentiate the policy's network, or does not know the distribution that it acts by."""
+    """The update cannot differentiate the policy's network."""
+
+
+class WrongDistributionError(ValueError):
+    """The policy acts by another distribution than the one that an update would change."""
 
 
 class Actor:
@@ -98,8 +102,8 @@ class Actor:
         :param known: names of parameters that earlier batches used; they stay in θ if this batch leaves them out
         :return: the names of θ
         :raises UnsupportedDistributionError: if ``action_dist`` becomes a distribution of another kind
-        :raises UnsupportedNetworkError: if the policy acts by another distribution than its ``action_dist``, or cannot
-            be differentiated twice
+        :raises WrongDistributionError: if the policy's log-probabilities are not those of its ``action_dist``
+        :raises UnsupportedNetworkError: if the network cannot be differentiated twice
         """
         candidates = {name: param for name, param in self.policy.named_parameters() if param.requires_grad}
         if self._layers is not None:
@@ -148,8 +152,8 @@ class Actor:
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"policy: its network must be differentiable twice, but torch says: {reason}. Attention is within "
-                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which has to include learn()."
+                f"policy: its network must be differentiable twice, but torch says: {reason}. With attention, "
+                "make the model and call learn() inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from error
         if len(missed) == len(self.params):
             raise ValueError(
@@ -172,7 +176,7 @@ class Actor:
         :param batch: all steps
         :param log_probs: log π_θk(a|s) of the distribution, shape ``(n,)``
         :return: whether they agree
-        :raises UnsupportedNetworkError: if they do not, and ``forward`` and ``evaluate_actions`` disagree as well
+        :raises WrongDistributionError: if they do not, and ``forward`` and ``evaluate_actions`` disagree as well
         """
         if not _is_different(batch.log_probs - log_probs):
             return True
@@ -319,8 +323,8 @@ def _is_different(differences: th.Tensor) -> bool:
     return bool(differences.abs().median() > LOG_PROB_TOLERANCE)
 
 
-def _wrong_distribution(problem: str) -> UnsupportedNetworkError:
-    return UnsupportedNetworkError(
+def _wrong_distribution(problem: str) -> WrongDistributionError:
+    return WrongDistributionError(
         f"policy: {problem}, so an update would change another distribution than the one that acts; let "
         "evaluate_actions leave the distribution by which forward acts in action_dist, as Stable-Baselines3's does"
     )
@@ -336,8 +340,8 @@ def _check_graph(head: th.Tensor) -> None:
         # derivatives with respect to given parameters do not reach those inside a reentrant checkpoint
         if "CheckpointFunction" in node.name() or "CompiledFunction" in node.name():
             raise UnsupportedNetworkError(
-                "policy: its network must be differentiable twice, and with respect to each parameter: use "
-                "torch.utils.checkpoint with use_reentrant=False, and no torch.compile"
+                "policy: its network must be differentiable twice, and with respect to each parameter: use no "
+                "torch.compile in it, and torch.utils.checkpoint with use_reentrant=False"
             )
         seen.add(node)
         waiting += [function for function, _ in node.next_functions]

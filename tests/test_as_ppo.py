@@ -81,6 +81,22 @@ def test_a_mask_of_minus_infinity(cls):
     assert returns[-1] > returns[0] + 0.5
 
 
+class MaskedByALargeNumber(Masked):
+    """On the steps that construction makes up, its mask hides everything."""
+
+    def _get_action_dist_from_latent(self, latent):
+        logits = self.action_net(latent).masked_fill(self.mask < 0.5, -1e8)
+        return self.action_dist.proba_distribution(logits)
+
+
+@BOTH
+def test_steps_that_are_made_up_may_be_impossible(cls):
+    model = cls(MaskedByALargeNumber, Cards(), n_steps=100, batch_size=50, seed=0, device="cpu")
+    before = actor_vector(model)
+    model.learn(200)
+    assert not np.array_equal(actor_vector(model), before)
+
+
 class Scaled(ActorCriticPolicy):
     """SB3's own ``get_distribution`` and ``predict_values`` would not see this method."""
 
@@ -163,7 +179,7 @@ class BesideTheOldOne(OwnHead):
 @pytest.mark.parametrize("policy", [OwnHead, BesideTheOldOne])
 def test_a_head_that_action_dist_does_not_know_is_refused(policy, cls):
     with pytest.raises(ValueError, match=r"(?=.*forward)(?=.*evaluate_actions)(?=.*action_dist)"):
-        small(cls, policy)
+        small(cls, policy).learn(48)
 
 
 class ActsOtherwise(MlpPolicy):
