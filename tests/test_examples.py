@@ -554,6 +554,23 @@ def test_benchmark_scaling(tmp_path, refusal):
     assert "--sweep must be among 'network', " in refusal("benchmark_scaling.py", "--sweep", "networks")
 
 
+def test_benchmark_scaling_beside_others(tmp_path, refusal):
+    """Every network and method; what the clocks say is not asserted."""
+    words = ["--beside-others", "--env", "Pendulum-v1", "--n-steps", "100", "--rounds", "2", "--warm-up", "0"]
+    output = run(tmp_path, "benchmark_scaling.py", *words)
+    methods = ["UATRPO", "MatchedTRPO", "TRPO", "TRPO, 1 of 10 steps", "PPO"]
+    for name in methods:
+        assert f" {name} " in output or f" {name}\n" in output
+    found = json.loads((tmp_path / "runs" / "speed" / "scaling_beside_others.json").read_text())
+    assert {"machine", "cores", "threads", "torch", "sb3_contrib"} <= found["about"].keys()
+    rows = found["rows"]
+    assert [row["method"] for row in rows] == methods * 4
+    assert [row["network"] for row in rows[::5]] == ["64×64", "256×256", "400×300", "512×512"]
+    assert all(row["ms"] == pytest.approx(np.median(row["each"])) and len(row["each"]) == 2 for row in rows)
+    assert "--n-steps must be a multiple of 50" in refusal("benchmark_scaling.py", *words[:1], "--n-steps", "120")
+    assert "--rounds must be at least 1" in refusal("benchmark_scaling.py", "--rounds", "0")
+
+
 def test_benchmark_study(tmp_path, refusal):
     """Both commands run to their end; what they take is not asserted."""
     output = run(tmp_path, "benchmark_study.py", "--env", "Pendulum-v1", "--n-timesteps", "2000", "--repetitions", "1")
