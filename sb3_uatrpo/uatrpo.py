@@ -189,7 +189,7 @@ class UATRPO(TrustRegionAlgorithm):
         if self.verbose >= 1 and self._n_actor_params > 0:
             print(
                 f"The sketch of {self._n_actor_params} actor parameters and {self.sketch.shape[1]} projections takes "
-                f'{self.sketch.n_bytes / 1e6:.1f} MB, in memory and, without exclude=["sketch"], in each saved model'
+                f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
             )
 
     def _setup_model(self) -> None:
