@@ -126,8 +126,7 @@ def test_training_needs_only_the_extras_that_make_installs(tmp_path):
     extras = {
         name: re.findall(r"^[\w-]+", text, re.MULTILINE) for name, text in config["options.extras_require"].items()
     }
-    # what Stable-Baselines3 and Gymnasium require may be imported, in whichever extra it stands too
-    allowed = {*extras["train"], "gymnasium", "matplotlib", "pandas"}
+    allowed = {*extras["train"], "gymnasium"}
     others = {name.replace("-", "_") for names in extras.values() for name in names if name not in allowed}
     assert {"scipy", "jsonschema", "rl_zoo3", "onnxruntime"} <= others
     start = (
