@@ -141,6 +141,7 @@ def test_training_needs_only_the_extras_that_make_installs(tmp_path):
     [
         ("export_onnx.py", [str(AGENT)], "onnxscript", 'pip install ".[mujoco,onnx]"'),
         ("film_agents.py", [str(AGENT)], "rl_zoo3", 'pip install ".[mujoco,study]"'),
+        ("read_uncertainty.py", [], "pandas", 'pip install ".[train]"'),
         ("train_mujoco.py", [], "mujoco", 'pip install ".[mujoco,train]"'),
         ("vector_env.py", ["--envpool", "Pendulum-v1"], "envpool", "pip install envpool"),
         ("track_run.py", ["--trackers", "wandb"], "wandb", "pip install wandb"),
