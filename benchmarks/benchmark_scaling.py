@@ -2,16 +2,24 @@
 How do the time and memory of an update grow with the network, projections, steps, actions and environments?
 
     OMP_NUM_THREADS=1 python benchmarks/benchmark_scaling.py
+    OMP_NUM_THREADS=1 python benchmarks/benchmark_scaling.py --beside-others
 
 One quantity varies at a time, around a 64×64 network, m = 200, 1,000 steps, 3 actions and one environment. The rollout
 is noise and the critic is not trained, so only the trust region step is timed. Each case runs in its own process, so
 that its peak memory can be measured: the amount by which ``train()`` raises the process's peak above what model, sketch
 and rollout took before. The exponent is the slope of log time over log size between the first and the last case: 1
 means linear growth.
+
+With ``--beside-others``, the whole ``train()``, critic included, is timed beside that of MatchedTRPO, sb3-contrib's
+TRPO with and without subsampling, and PPO, for networks of four sizes. The methods take turns, each with rollouts of
+its own from the same environment. UATRPO has the preset ``RECOMMENDED``, MatchedTRPO what it shares with it, and the
+others have their defaults. Size of rollouts and minibatches, γ, λ and networks are the same for all, and so is the
+number of the critic's epochs for the trust region methods. The table has medians.
 """
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
@@ -20,6 +28,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,10 +38,16 @@ import numpy as np
 import pandas as pd
 import torch as th
 from gymnasium import spaces
+from sb3_contrib import TRPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_uatrpo import UATRPO
+from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
+
+#: the sizes of the networks of actor and critic with --beside-others
+NETWORKS = ((64, 64), (256, 256), (400, 300), (512, 512))
 
 
 @dataclass(frozen=True)
@@ -166,15 +181,116 @@ def exponents(table: pd.DataFrame) -> pd.Series:
     return pd.Series(found, name="exponent", dtype=np.float64)
 
 
+def contenders(env_id: str, net_arch: tuple[int, ...], n_steps: int) -> dict[str, OnPolicyAlgorithm]:
+    """
+    :param env_id: the task
+    :param net_arch: hidden layers of actor and critic
+    :param n_steps: size of the rollouts
+    :return: a model of each method, by name, each with an environment of its own
+    """
+    # not at the top: the processes of the sweeps, whose memory is measured, need none of it
+    from train_mujoco import make_env
+
+    shared: dict[str, Any] = {"n_steps": n_steps, "gamma": 0.99, "gae_lambda": 0.95, "batch_size": 50}
+    policy_kwargs = {"net_arch": list(net_arch), "log_std_init": -1}
+    own: dict[str, tuple[type[OnPolicyAlgorithm], dict[str, Any]]] = {
+        "UATRPO": (UATRPO, RECOMMENDED(**shared)),
+        "MatchedTRPO": (MatchedTRPO, {**shared, "target_kl": RECOMMENDED["target_kl"]}),
+        "TRPO": (TRPO, {**shared, "n_critic_updates": 5}),
+        "TRPO, 1 of 10 steps": (TRPO, {**shared, "n_critic_updates": 5, "sub_sampling_factor": 10}),
+        "PPO": (PPO, shared),
+    }
+    return {
+        name: cls(
+            "MlpPolicy",
+            make_env(env_id, shared["gamma"], seed=0),
+            **{**arguments, "policy_kwargs": policy_kwargs},
+            seed=0,
+            device="cpu",
+        )
+        for name, (cls, arguments) in own.items()
+    }
+
+
+def measure_beside_others(env_id: str, n_steps: int, rounds: int, warm_up: int) -> pd.DataFrame:
+    """
+    :param env_id: the task
+    :param n_steps: size of the rollouts
+    :param rounds: timed updates of each method, which take turns
+    :param warm_up: updates before them that are not timed
+    :return: for each network and method, the milliseconds of each ``train()`` and their median
+    """
+    from benchmark_speed import one_update
+
+    rows = []
+    for net_arch in NETWORKS:
+        models = contenders(env_id, net_arch, n_steps)
+        times: dict[str, list[float]] = {name: [] for name in models}
+        for i in range(warm_up + rounds):
+            for name, model in models.items():
+                _, seconds = one_update(model, n_steps, [])
+                if i >= warm_up:
+                    times[name].append(1e3 * seconds)
+        uatrpo = models["UATRPO"]
+        assert isinstance(uatrpo, UATRPO)
+        network = "×".join(map(str, net_arch))
+        for name, each in times.items():
+            median = statistics.median(each)
+            rows.append({"network": network, "d": uatrpo.sketch.shape[0], "method": name, "ms": median, "each": each})
+            print(f"{network}, {name}: {median:.0f} ms", file=sys.stderr, flush=True)
+    return pd.DataFrame(rows)
+
+
+def about() -> dict[str, Any]:
+    """:return: the machine and the versions"""
+    packages = ("sb3_uatrpo", "stable_baselines3", "sb3_contrib", "torch", "gymnasium", "mujoco", "numpy")
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "threads": th.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Print the table of ``--beside-others``, and write what it is made of."""
+    from watch_agent import check_environment
+
+    if args.n_steps % 50 > 0:
+        parser.error(f"--n-steps must be a multiple of 50, the size of minibatches, but it is {args.n_steps}")
+    check_environment(parser, "--env", args.env)
+    th.set_num_threads(1)
+    measured = measure_beside_others(args.env, args.n_steps, args.rounds, args.warm_up)
+    table = measured.pivot_table("ms", ["network", "d"], "method", sort=False)[measured["method"].unique()]
+    print(f"median ms of train() with {args.n_steps} steps of {args.env}, {args.rounds} rounds")
+    print(table.reset_index().to_string(index=False, float_format="{:.0f}".format))
+    setting = about() | {name: getattr(args, name) for name in ("env", "n_steps", "rounds", "warm_up")}
+    args.folder.mkdir(parents=True, exist_ok=True)
+    path = args.folder / "scaling_beside_others.json"
+    path.write_text(json.dumps({"about": setting, "rows": measured.to_dict("records")}, indent=1) + "\n")
+    print("\n" + ", ".join(f"{name} {value}" for name, value in setting.items()) + f"\nwritten: {path}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cnn", action="store_true", help="NatureCNN on 84×84×4 images too: about a minute")
     parser.add_argument("--most-steps", type=int, default=50_000, help="leave out cases with more steps")
     parser.add_argument("--sweep", nargs="+", help="only these quantities, for example projections environments")
+    parser.add_argument("--beside-others", action="store_true", help="time train() beside other methods instead")
+    parser.add_argument("--env", default="HalfCheetah-v4", help="the task of --beside-others")
+    parser.add_argument("--n-steps", type=int, default=2000, help="size of the rollouts of --beside-others")
+    parser.add_argument("--rounds", type=int, default=15, help="timed updates of each method of --beside-others")
+    parser.add_argument("--warm-up", type=int, default=2, help="untimed updates before them")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()
-    if args.most_steps < 1000:
-        parser.error(f"--most-steps must be at least 1000, but it is {args.most_steps}")
+    for name, least in (("n_steps", 100), ("rounds", 1), ("warm_up", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, but it is {getattr(args, name)}")
+    if args.beside_others:
+        compare(parser, args)
+        return
     chosen = list(cases(args.cnn, args.most_steps))
     sweeps = list(dict.fromkeys(case.sweep for case in chosen))
     if unknown := set(args.sweep or ()) - set(sweeps):

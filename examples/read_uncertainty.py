@@ -9,14 +9,10 @@ matrix bounds the steps, as in TRPO.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import gymnasium as gym
-import matplotlib.pyplot as plt
-import pandas as pd
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -24,6 +20,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import UATRPO
 
+try:
+    import matplotlib.pyplot as plt
+    import pandas as pd
+except ModuleNotFoundError as error:
+    sys.exit(f'{error}: run pip install ".[train]" in a clone of sb3_uatrpo')
+
+plt.switch_backend("Agg")
 KEYS = ("kl_ratio", "uncertainty_share", "subspace_rank", "n_trajectories", "kl_proposed", "step_fraction")
 
 

@@ -15,13 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import gymnasium as gym
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -32,11 +27,16 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
 
 try:
+    import matplotlib.pyplot as plt
     import mujoco
+    import pandas as pd
+    import rich  # noqa: F401
     import tensorboard  # noqa: F401
     import tqdm  # noqa: F401
 except ModuleNotFoundError as error:
     sys.exit(f'{error}: run pip install ".[mujoco,train]" in a clone of sb3_uatrpo')
+
+plt.switch_backend("Agg")
 
 # The paper's tasks are old versions, and Gymnasium warns each time one is made
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)

@@ -8,8 +8,8 @@ The agent is the folder of a run of ``train_mujoco.py`` or RL Zoo, or a saved mo
 read from the ``.pkl`` file with the model's name or from ``vecnormalize.pkl``, beside the model or where RL Zoo keeps
 them. A model without such a file gets observations as they are.
 
-In the window of a MuJoCo task, Tab switches to the camera that follows the agent. Without a screen, add
-``--no-render``.
+In the window of a MuJoCo task, Tab switches to the camera that follows the agent.
+Without a screen, add ``--no-render``.
 """
 
 import argparse

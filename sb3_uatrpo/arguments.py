@@ -33,10 +33,7 @@ _INSTEAD = {
 
 
 def explain_unknown(init: Callable[P, None]) -> Callable[P, None]:
-    """
-    :param init: a constructor
-    :return: the same, but the ``TypeError`` for an argument that only other algorithms have says what replaces it
-    """
+    """Let the ``TypeError`` of a constructor say what replaces an argument that only other algorithms have."""
     unknown = _INSTEAD.keys() - inspect.signature(init).parameters.keys()
 
     @functools.wraps(init)

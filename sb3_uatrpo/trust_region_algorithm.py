@@ -361,8 +361,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             self._warned = True
             warnings.warn(
                 "The log-probabilities of the rollout differ from those of the same actions before the update. A "
-                "callback may have changed the buffer, or the policy within a rollout, the policy may draw random numbers of its own, or "
-                "its exploration noise is so small that rounding hides it.",
+                "callback may have changed the buffer, or the policy within a rollout, the policy may draw random "
+                "numbers of its own, or its exploration noise is so small that rounding hides it.",
                 stacklevel=4,
             )
 

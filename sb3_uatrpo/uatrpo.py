@@ -191,7 +191,7 @@ class UATRPO(TrustRegionAlgorithm):
         if self.verbose >= 1 and self._n_actor_params > 0:
             print(
                 f"The sketch of {self._n_actor_params} actor parameters and {self.sketch.shape[1]} projections takes "
-                f'{self.sketch.n_bytes / 1e6:.1f} MB, in memory and, without exclude=["sketch"], in each saved model'
+                f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
             )
 
     def _setup_model(self) -> None:
@@ -237,12 +237,8 @@ class UATRPO(TrustRegionAlgorithm):
         include: Iterable[str] | None = None,
     ) -> None:
         """
-        Save the model in a zip-file. The arguments are Stable-Baselines3's.
-
-        :param path: path to the file, or a file
-        :param exclude: names of attributes to leave out. ``["sketch"]`` makes the file small: it then holds an empty
-            sketch, which acting does not need, and continued training starts afresh.
-        :param include: names of attributes to save although they are usually left out
+        Save the model in a zip-file. The arguments are Stable-Baselines3's; ``exclude=["sketch"]`` makes the file
+        small: acting does not need the sketch, and continued training starts a new one.
         """
         kept, excluded, included = self.sketch, set(exclude or ()), set(include or ())
         if "sketch" in excluded - included:

@@ -16,6 +16,7 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from tests.helpers import NoiseEnv
 
+VAR_KEYWORD, VAR_POSITIONAL = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
 NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = ["0.1", None, True, [0.1], NAN, INF, -INF, 10**400]
 NOT_INTEGERS = [*NOT_NUMBERS[:-1], 1.5, 2.0]
@@ -231,6 +232,4 @@ def test_a_subclass_may_have_arguments_of_other_algorithms():
 def test_the_signature_shows_every_argument(cls):
     parameters = inspect.signature(cls).parameters
     assert {*SHARED, *OWN[cls], "policy", "env", "device"} <= parameters.keys()
-    assert not any(
-        parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters.values()
-    )
+    assert not {parameter.kind for parameter in parameters.values()} & {VAR_KEYWORD, VAR_POSITIONAL}

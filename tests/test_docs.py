@@ -98,6 +98,22 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert not re.search(r'href="(?!https?:)[^"]*\.md["#]', html.read_text(encoding="utf-8"))
 
 
+def test_git_does_not_show_what_commands_leave(tmp_path):
+    """In the clone, where README, docs and examples have their commands run."""
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    left = (
+        "uatrpo_cheetah.zip", "uatrpo_cheetah.pkl", "logs/uatrpo/Hopper-v4_1/Hopper-v4.zip", "runs/speed/speed.json",
+        "MUJOCO_LOG.TXT", "examples/MUJOCO_LOG.TXT", "uncertainty.png", "agents.gif", "hopper.onnx",
+        "best/best_model.zip",
+        "checkpoints/rl_model_100_steps.zip", "docs/agents/uatrpo/Hopper-v4_1/policy.onnx", "agents/README.md",
+        "docs/agents/uatrpo/Hopper-v4_1/videos/video.mp4", "atari.yml", "enjoy.py", "benchmark.md", ".venv/.training",
+    )  # fmt: skip
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    command = ["git", "check-ignore", *left, "docs/agents/uatrpo/Hopper-v4_1/README.md", "docs/img/agents.gif"]
+    said = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.splitlines() == list(left)
+
+
 def test_the_table_of_defaults_is_that_of_the_signatures():
     """What "Coming from TRPO or PPO" says of each argument, and that it leaves out none whose default differs."""
     classes = (UATRPO, MatchedTRPO, TRPO, PPO)

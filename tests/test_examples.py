@@ -131,8 +131,7 @@ def test_training_needs_only_the_extras_that_make_installs(tmp_path):
     extras = {
         name: re.findall(r"^[\w-]+", text, re.MULTILINE) for name, text in config["options.extras_require"].items()
     }
-    # what Stable-Baselines3 and Gymnasium require may be imported, in whichever extra it stands too
-    allowed = {*extras["train"], "gymnasium", "matplotlib", "pandas"}
+    allowed = {*extras["train"], "gymnasium"}
     others = {name.replace("-", "_") for names in extras.values() for name in names if name not in allowed}
     assert {"scipy", "jsonschema", "rl_zoo3", "onnxruntime"} <= others
     start = (
@@ -147,6 +146,7 @@ def test_training_needs_only_the_extras_that_make_installs(tmp_path):
     [
         ("export_onnx.py", [str(AGENT)], "onnxscript", 'pip install ".[mujoco,onnx]"'),
         ("film_agents.py", [str(AGENT)], "rl_zoo3", 'pip install ".[mujoco,study]"'),
+        ("read_uncertainty.py", [], "pandas", 'pip install ".[train]"'),
         ("train_mujoco.py", [], "mujoco", 'pip install ".[mujoco,train]"'),
         ("vector_env.py", ["--envpool", "Pendulum-v1"], "envpool", "pip install envpool"),
         ("track_run.py", ["--trackers", "wandb"], "wandb", "pip install wandb"),
@@ -557,6 +557,23 @@ def test_benchmark_scaling(tmp_path, refusal):
     assert [(row["n_steps"], row["n_envs"]) for row in rows] == [(1000, 1), (5000, 1), (1000, 1), (1000, 4), (1000, 8)]
     assert "exponent" not in run_command(*command[:3], "actions", "--most-steps", "1000", cwd=tmp_path)
     assert "--sweep must be among 'network', " in refusal("benchmark_scaling.py", "--sweep", "networks")
+
+
+def test_benchmark_scaling_beside_others(tmp_path, refusal):
+    """Every network and method; what the clocks say is not asserted."""
+    words = ["--beside-others", "--env", "Pendulum-v1", "--n-steps", "100", "--rounds", "2", "--warm-up", "0"]
+    output = run(tmp_path, "benchmark_scaling.py", *words)
+    methods = ["UATRPO", "MatchedTRPO", "TRPO", "TRPO, 1 of 10 steps", "PPO"]
+    for name in methods:
+        assert f" {name} " in output or f" {name}\n" in output
+    found = json.loads((tmp_path / "runs" / "speed" / "scaling_beside_others.json").read_text())
+    assert {"machine", "cores", "threads", "torch", "sb3_contrib"} <= found["about"].keys()
+    rows = found["rows"]
+    assert [row["method"] for row in rows] == methods * 4
+    assert [row["network"] for row in rows[::5]] == ["64×64", "256×256", "400×300", "512×512"]
+    assert all(row["ms"] == pytest.approx(np.median(row["each"])) and len(row["each"]) == 2 for row in rows)
+    assert "--n-steps must be a multiple of 50" in refusal("benchmark_scaling.py", *words[:1], "--n-steps", "120")
+    assert "--rounds must be at least 1" in refusal("benchmark_scaling.py", "--rounds", "0")
 
 
 def test_benchmark_study(tmp_path, refusal):

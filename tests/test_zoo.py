@@ -238,6 +238,7 @@ def test_optimize(newcomer, algo):
     options = ["--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "--n-startup-trials", "1"]
     said = run(python, "-m", "rl_zoo3.train", *command, *options, cwd=folder)
     assert "Best trial" in said
+    assert "log_std_init" not in said
     assert list((folder / "logs" / algo).glob("report_*.csv"))
 
 
@@ -328,6 +329,9 @@ def test_every_entry_makes_a_model(algo, cls):
         assert not {"frame_stack"} & set(entry)
         kwargs = {key: value for key, value in entry.items() if key not in of_the_zoo}
         env = "Pendulum-v1" if kwargs.get("use_sde") else "CartPole-v1"
+        # it has no effect on discrete actions, as a warning says; all MuJoCo tasks have continuous ones
+        if "log_std_init" in entry.get("policy_kwargs", "") and env_id != "default":
+            assert "mujoco" in str(gym.spec(env_id).entry_point), env_id
         model = cls("MlpPolicy", env, device="cpu", **kwargs)
         assert model.n_steps * entry["n_envs"] % model.batch_size == 0, env_id
 

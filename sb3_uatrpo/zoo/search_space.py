@@ -48,13 +48,13 @@ def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
         "policy_kwargs": {
             "net_arch": {"pi": net_arch, "vf": net_arch},
             "activation_fn": ACTIVATION_FNS[params.pop("activation_fn")],
-            "log_std_init": params.pop("log_std_init"),
+            **{name: params.pop(name) for name in ("log_std_init",) if name in params},
         },
         **params,
     }
 
 
-def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
+def _sample_shared_params(trial: "optuna.Trial", n_actions: int) -> dict[str, Any]:
     sampled: dict[str, Any] = {
         "n_steps": trial.suggest_categorical("n_steps", N_STEPS),
         "batch_size": trial.suggest_categorical("batch_size", BATCH_SIZES),
@@ -65,9 +65,9 @@ def _sample_shared_params(trial: "optuna.Trial") -> dict[str, Any]:
         "sub_sampling_factor": trial.suggest_categorical("sub_sampling_factor", (1, 2, 5, 10)),
         "net_arch": trial.suggest_categorical("net_arch", tuple(NET_ARCHS)),
         "activation_fn": trial.suggest_categorical("activation_fn", tuple(ACTIVATION_FNS)),
-        # logarithm of the initial standard deviation of continuous actions
-        "log_std_init": trial.suggest_float("log_std_init", -2.0, 0.0),
     }
+    if n_actions > 0:
+        sampled["log_std_init"] = trial.suggest_float("log_std_init", -2.0, 0.0)
     # shown in the report beside the sampled values
     trial.set_user_attr("gamma", 1.0 - sampled["one_minus_gamma"])
     trial.set_user_attr("gae_lambda", 1.0 - sampled["one_minus_gae_lambda"])
@@ -88,7 +88,7 @@ def sample_uatrpo_params(
 ) -> dict[str, Any]:
     """
     :param trial: optuna's trial
-    :param n_actions: number of actions, not used
+    :param n_actions: dimensions of continuous actions, 0 for discrete ones
     :param n_envs: number of environments
     :param additional_args: what RL Zoo passes to all samplers, not used
     :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length; the second trial of a search
@@ -101,7 +101,7 @@ def sample_uatrpo_params(
         trial.study.enqueue_trial({**RECOMMENDED_TRIAL, "n_steps": n_steps}, skip_if_exists=True)
     return convert_params(
         {
-            **_sample_shared_params(trial),
+            **_sample_shared_params(trial, n_actions),
             **_sample_trust_region_params(trial),
             "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
             "shrinkage": trial.suggest_categorical("shrinkage", SHRINKAGES),
@@ -114,14 +114,14 @@ def sample_uatrpo_paper_params(
 ) -> dict[str, Any]:
     """
     :param trial: optuna's trial
-    :param n_actions: number of actions, not used
+    :param n_actions: dimensions of continuous actions, 0 for discrete ones
     :param n_envs: number of environments, not used: every sample fits any number
     :param additional_args: what RL Zoo passes to all samplers, not used
     :return: arguments of UATRPO's constructor, with the step length set by ``trust_region_delta``, as in the paper
     """
     return convert_params(
         {
-            **_sample_shared_params(trial),
+            **_sample_shared_params(trial, n_actions),
             **_sample_trust_region_params(trial),
             "trust_region_delta": trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True),
             "shrinkage": trial.suggest_categorical("shrinkage", (0.0, *SHRINKAGES)),
@@ -134,14 +134,14 @@ def sample_matched_trpo_params(
 ) -> dict[str, Any]:
     """
     :param trial: optuna's trial
-    :param n_actions: number of actions, not used
+    :param n_actions: dimensions of continuous actions, 0 for discrete ones
     :param n_envs: number of environments, not used: every sample fits any number
     :param additional_args: what RL Zoo passes to all samplers, not used
     :return: arguments of MatchedTRPO's constructor
     """
     return convert_params(
         {
-            **_sample_shared_params(trial),
+            **_sample_shared_params(trial, n_actions),
             "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
             "cg_max_steps": trial.suggest_int("cg_max_steps", 5, 30),
             "cg_damping": trial.suggest_float("cg_damping", 1e-3, 0.5, log=True),
