@@ -116,9 +116,9 @@ def main(args: list[str] | None = None) -> list[float]:
     options = parser.parse_args(args)
     if options.n_episodes < 1:
         parser.error(f"--n-episodes must be at least 1, but it is {options.n_episodes}")
+    model, env = load_agent(parser, options, None if options.no_render else "human")
     if not (options.no_render or has_screen()):
         parser.error("there is no screen: add --no-render")
-    model, env = load_agent(parser, options, None if options.no_render else "human")
     returns, _ = evaluate_policy(
         model, env, n_eval_episodes=options.n_episodes, render=not options.no_render, return_episode_rewards=True
     )
