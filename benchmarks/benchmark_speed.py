@@ -21,6 +21,7 @@ import argparse
 import json
 import platform
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -54,6 +55,9 @@ import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO, trust_region_algorithm, uatrpo
 from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.study.worker import RunRecorder
+
+# the paper's tasks have newer versions
+warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
 
 SBX = "PPO (SBX)"
 
