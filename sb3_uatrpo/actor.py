@@ -1,5 +1,6 @@
 """The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from sb3_uatrpo.batch import Batch, evaluate_actions
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.heads import check_distribution, head_of, unchecked
+from sb3_uatrpo.heads import check_distribution, head_of
 from sb3_uatrpo.hooks import GradientHooks
 from sb3_uatrpo.policies import plain_mlp
 
@@ -78,16 +79,16 @@ class Actor:
         """
         Put the policy into the state that an update needs, and restore it afterwards.
 
-        Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a distribution of
-        the actor's own, which does not validate its parameters and is dropped at the end, with its graph. Gradient
-        hooks are detached: products with F̂ and Σ̂ differentiate along many directions at once, and hooks are not
-        written for that.
+        Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a copy of its
+        distribution, which is dropped at the end, with its graph. Gradient hooks are detached: products with F̂ and Σ̂
+        differentiate along many directions at once, and hooks are not written for that.
         """
         training, distribution = self.policy.training, self.policy.action_dist
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
-            self.policy.action_dist = unchecked(distribution)
+            self.policy.action_dist = copy.copy(distribution)
+            self.policy.action_dist.distribution = None
             with nullcontext() if self._hooks is None else self._hooks.attached(False):
                 yield
         finally:
@@ -139,7 +140,7 @@ class Actor:
         and Σ̂ miss them too.
 
         :param steps: a few steps
-        :raises ValueError: if torch cannot differentiate the network twice, or JX misses all parameters
+        :raises UnsupportedNetworkError: if torch cannot differentiate the network twice, or JX misses all parameters
         """
         # layer by layer, there is nothing that could be missed
         if not self.params or self._layers is not None:
@@ -151,23 +152,19 @@ class Actor:
             raise
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(
+            raise UnsupportedNetworkError(
                 f"policy: its network must be differentiable twice, but torch says: {reason}. With attention, "
                 "make the model and call learn() inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
             ) from error
+        names = [name for name, param in self.policy.named_parameters() if any(param is self.params[i] for i in missed)]
+        problem = (
+            f"the trust region misses {', '.join(names)}: the policy cannot be differentiated twice there. Look for "
+            "operations whose backward pass records no gradients, such as once_differentiable"
+        )
         if len(missed) == len(self.params):
-            raise ValueError(
-                "policy: its network must be differentiable twice, but no parameter can be. Look for operations whose "
-                "backward pass records no gradients, such as once_differentiable."
-            )
+            raise UnsupportedNetworkError(f"policy: {problem}")
         if missed:
-            names: dict[th.Tensor, str] = {param: name for name, param in self.policy.named_parameters()}
-            warnings.warn(
-                f"The trust region misses {', '.join(names[self.params[i]] for i in missed)}: the policy cannot be "
-                "differentiated twice there. Look for operations whose backward pass records no gradients, such as "
-                "once_differentiable.",
-                stacklevel=5,
-            )
+            warnings.warn(f"{problem[0].upper()}{problem[1:]}.", stacklevel=5)
 
     def check_log_probs(self, batch: Batch, log_probs: th.Tensor) -> bool:
         """
@@ -196,10 +193,11 @@ class Actor:
             raise _wrong_distribution(
                 "forward and evaluate_actions disagree on the log-probabilities of the same actions"
             )
-        # means or logits: with very small σ, rounding alone changes log-probabilities
-        heads = (self._head_vector(steps), self._evaluate(steps)[0].detach())
-        if self._layers is not None and _is_different((heads[0] - heads[1]).abs().amax(dim=1)):
-            raise _wrong_distribution("a method of its libraries' classes was replaced")
+        if self._layers is not None:
+            # means or logits: with very small σ, rounding alone changes log-probabilities
+            heads = self._head_vector(steps) - self._evaluate(steps)[0].detach()
+            if _is_different(heads.abs().amax(dim=1)):
+                raise _wrong_distribution("a method of its libraries' classes was replaced")
         return False
 
     def _parts(self, n_steps: int) -> list[slice]:

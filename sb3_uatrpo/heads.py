@@ -5,15 +5,13 @@ A head vector h ∈ R^k holds the parameters of the action distribution at one s
 needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(h) = E[∂log π/∂h ∂log π/∂h'], and the
 Kullback-Leibler divergence, *summed* over action dimensions.
 
-To support another distribution, write its head and a copy without validation, and register both in ``_SUPPORTED``.
-``tests/test_heads.py`` then compares the head with ``tests/reference.py``.
+To support another distribution, write its head and register it in ``_SUPPORTED``. ``tests/test_heads.py`` then compares
+the head with ``tests/reference.py``.
 """
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch as th
@@ -185,79 +183,15 @@ def _kl_terms(log_p: th.Tensor, log_q: th.Tensor) -> th.Tensor:
     return th.where(p == 0.0, q, terms)
 
 
-# Stable-Baselines3's distributions, without torch's validation of their parameters
-
-
-class _UncheckedGaussian(DiagGaussianDistribution):
-    def proba_distribution(self, mean_actions: th.Tensor, log_std: th.Tensor) -> "_UncheckedGaussian":
-        self.distribution = Normal(mean_actions, th.ones_like(mean_actions) * log_std.exp(), validate_args=False)
-        return self
-
-
-class _UncheckedSquashedGaussian(SquashedDiagGaussianDistribution):
-    proba_distribution = _UncheckedGaussian.proba_distribution  # type: ignore[assignment]
-
-
-class _UncheckedStateDependentNoise(StateDependentNoiseDistribution):
-    def proba_distribution(
-        self, mean_actions: th.Tensor, log_std: th.Tensor, latent_sde: th.Tensor
-    ) -> "_UncheckedStateDependentNoise":
-        self._latent_sde = latent_sde if self.learn_features else latent_sde.detach()
-        variance = self._latent_sde.square() @ self.get_std(log_std).square()
-        self.distribution = Normal(mean_actions, (variance + self.epsilon).sqrt(), validate_args=False)
-        return self
-
-
-class _UncheckedCategorical(CategoricalDistribution):
-    def proba_distribution(self, action_logits: th.Tensor) -> "_UncheckedCategorical":
-        self.distribution = Categorical(logits=action_logits, validate_args=False)
-        return self
-
-
-class _UncheckedMultiCategorical(MultiCategoricalDistribution):
-    def proba_distribution(self, action_logits: th.Tensor) -> "_UncheckedMultiCategorical":
-        parts = action_logits.split([int(size) for size in self.action_dims], dim=1)
-        self.distribution = [Categorical(logits=part, validate_args=False) for part in parts]
-        return self
-
-
-class _UncheckedBernoulli(BernoulliDistribution):
-    def proba_distribution(self, action_logits: th.Tensor) -> "_UncheckedBernoulli":
-        self.distribution = Bernoulli(logits=action_logits, validate_args=False)
-        return self
-
-
-@dataclass(frozen=True)
-class _Supported:
-    """
-    What is known of one of Stable-Baselines3's distributions.
-
-    :param head: makes its head
-    :param unchecked: the same distribution, without torch's validation of its parameters
-    :param wrapped: the torch distribution that it wraps
-    """
-
-    head: Callable[[Any], Head]
-    unchecked: type[Distribution]
-    wrapped: type[th.distributions.Distribution]
-
-
-# Exact types: a subclass may redefine its log-probability
-_SUPPORTED: dict[type[Distribution], _Supported] = {
-    DiagGaussianDistribution: _Supported(lambda _: GaussianHead(), _UncheckedGaussian, Normal),
-    SquashedDiagGaussianDistribution: _Supported(
-        lambda found: GaussianHead(TanhBijector(found.epsilon)), _UncheckedSquashedGaussian, Normal
-    ),
-    StateDependentNoiseDistribution: _Supported(
-        lambda found: GaussianHead(found.bijector), _UncheckedStateDependentNoise, Normal
-    ),
-    CategoricalDistribution: _Supported(
-        lambda found: CategoricalHead([found.action_dim]), _UncheckedCategorical, Categorical
-    ),
-    MultiCategoricalDistribution: _Supported(
-        lambda found: CategoricalHead(found.action_dims), _UncheckedMultiCategorical, Categorical
-    ),
-    BernoulliDistribution: _Supported(lambda _: BernoulliHead(), _UncheckedBernoulli, Bernoulli),
+# The head of each distribution, and the torch distribution that it wraps. Exact types: a subclass may redefine its
+# log-probability.
+_SUPPORTED: dict[type[Distribution], tuple[Callable[[Any], Head], type[th.distributions.Distribution]]] = {
+    DiagGaussianDistribution: (lambda _: GaussianHead(), Normal),
+    SquashedDiagGaussianDistribution: (lambda found: GaussianHead(TanhBijector(found.epsilon)), Normal),
+    StateDependentNoiseDistribution: (lambda found: GaussianHead(found.bijector), Normal),
+    CategoricalDistribution: (lambda found: CategoricalHead([found.action_dim]), Categorical),
+    MultiCategoricalDistribution: (lambda found: CategoricalHead(found.action_dims), Categorical),
+    BernoulliDistribution: (lambda _: BernoulliHead(), Bernoulli),
 }
 # Where one was replaced, the head would be wrong
 _LOG_PROBS = {kind: kind.log_prob for kind in _SUPPORTED}
@@ -280,7 +214,7 @@ def head_of(distribution: Any) -> Head:
             f"policy: log_prob of {kind.__name__} was replaced; other log-probabilities are not supported, because "
             "their Fisher matrix is not known here"
         )
-    return _SUPPORTED[kind].head(distribution)
+    return _SUPPORTED[kind][0](distribution)
 
 
 def check_distribution(found: Any, expected: type[Distribution]) -> None:
@@ -290,34 +224,17 @@ def check_distribution(found: Any, expected: type[Distribution]) -> None:
     :raises UnsupportedDistributionError: if ``found`` is of another kind, or wraps another log-probability, so that the
         head would misread it
     """
-    known = _SUPPORTED[expected]
+    wrapped = _SUPPORTED[expected][1]
     parts = found.distribution if isinstance(found.distribution, list) else [found.distribution]
-    if type(found) not in (expected, known.unchecked) or not all(_is_a(part, known.wrapped) for part in parts):
-        kind = expected if type(found) is known.unchecked else type(found)
+    if type(found) is not expected or not all(_is_a(part, wrapped) for part in parts):
         of = " and ".join(sorted({type(part).__name__ for part in parts}))
         raise UnsupportedDistributionError(
-            f"policy: evaluate_actions left {kind.__name__} of {of} in action_dist, which was {expected.__name__} of "
-            f"{known.wrapped.__name__}; other distributions are not supported, because their Fisher matrix is not "
-            "known here"
+            f"policy: evaluate_actions left {type(found).__name__} of {of} in action_dist, which was "
+            f"{expected.__name__} of {wrapped.__name__}; other distributions are not supported, because their Fisher "
+            "matrix is not known here"
         )
 
 
 def _is_a(part: Any, kind: type[th.distributions.Distribution]) -> bool:
     """Whether a torch distribution is of this kind, or of a subclass that keeps its log-probability."""
     return isinstance(part, kind) and type(part).log_prob is kind.log_prob
-
-
-def unchecked(distribution: Any) -> Any:
-    """
-    A copy of a distribution that accepts parameters that are not finite, instead of raising an error.
-
-    A trial step of the line search may lead to such parameters, and is rejected because its KL divergence is not
-    finite. torch itself can switch its checks off only for the whole process, other threads included.
-
-    :param distribution: one that ``head_of`` accepts; it is not changed
-    :return: the copy, which holds no torch distribution yet
-    """
-    twin = copy.copy(distribution)
-    twin.__class__ = _SUPPORTED[type(distribution)].unchecked
-    twin.distribution = None
-    return twin

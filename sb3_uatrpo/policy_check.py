@@ -10,7 +10,6 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.utils import obs_as_tensor
-from torch import nn
 
 from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.batch import Batch
@@ -74,17 +73,12 @@ def _two_observations(space: spaces.Space) -> np.ndarray:
 
 
 @contextmanager
-def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
+def _unchanged_buffers(policy: ActorCriticPolicy) -> Iterator[None]:
     """Restore the buffers afterwards: networks count or average in them what they see within this context."""
-    kept = [
-        (part._buffers, name, value, value.clone())
-        for part in module.modules()
-        for name, value in part._buffers.items()
-        if value is not None
-    ]
+    kept = {name: buffer.clone() for name, buffer in policy.named_buffers()}
     try:
         yield
     finally:
         with th.no_grad():
-            for buffers, name, value, numbers in kept:
-                buffers[name] = value.copy_(numbers)
+            for name, buffer in policy.named_buffers():
+                buffer.copy_(kept[name])

@@ -101,9 +101,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **{name: arguments.pop(name) for name in theirs},
         )
-        for name, value in arguments.items():
-            if not self._is_computed(name):
-                setattr(self, name, value)
+        vars(self).update(arguments)
         if _init_setup_model:
             self._setup_model()
 
@@ -189,8 +187,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         for name, rule in self._RULES.items():
             # Stable-Baselines3 hides this one
             attribute = "_stats_window_size" if name == "stats_window_size" else name
-            if not self._is_computed(attribute):
-                setattr(self, attribute, rule(name, getattr(self, attribute)))
+            setattr(self, attribute, rule(name, getattr(self, attribute)))
 
         if isinstance(self.action_space, spaces.MultiDiscrete) and self.action_space.nvec.ndim > 1:
             raise ValueError(
@@ -202,12 +199,6 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 "n_steps * n_envs must be at least 2, since the covariance of the gradient needs two samples, "
                 f"but n_steps is {self.n_steps} and n_envs is {self.n_envs}"
             )
-
-    @classmethod
-    def _is_computed(cls, attribute: str) -> bool:
-        """Whether a subclass has made the attribute a property that cannot be set."""
-        known = getattr(cls, attribute, None)
-        return isinstance(known, property) and known.fset is None
 
     def _warn_of_truncated_minibatches(self) -> None:
         n_total = self.n_steps * self.n_envs
@@ -292,7 +283,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         with th.no_grad():
             features = self.policy.extract_features(steps.observations)
             found = [*features] if isinstance(features, tuple) else [features]
-            found += [*evaluate_actions(self.policy, steps.observations, steps.actions)[:2], actor.heads(steps)]
+            if all(bool(values.isfinite().all()) for values in found):
+                found = [*evaluate_actions(self.policy, steps.observations, steps.actions)[:2], actor.heads(steps)]
         if not all(bool(values.isfinite().all()) for values in found):
             check_finite(self.rollout_buffer, "observations")
             raise NonFiniteRolloutError("The observations that the rollout buffer returned are not finite.")

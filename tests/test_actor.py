@@ -99,16 +99,6 @@ def test_the_policy_is_as_it_was_afterwards():
     assert not policy.action_net._backward_hooks
 
 
-def test_distributions_are_not_checked_within_and_are_checked_outside():
-    model, batch, actor = prepared()
-    with th.no_grad():
-        model.policy.action_net.bias.fill_(th.nan)
-    with actor.differentiable_policy():
-        assert not actor.heads(batch).isfinite().all()
-    with pytest.raises(ValueError, match="to satisfy the constraint"):
-        model.policy.get_distribution(batch.observations)
-
-
 def test_it_moves_along_a_step_and_comes_back_exactly():
     model, batch, actor = prepared(double=False)
     with actor.differentiable_policy():

@@ -16,7 +16,6 @@ that can be differentiated twice works. The constant 1/(1-γ) is left out of Σ�
 where it does not change the step.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,22 +46,19 @@ def batched_grad(
     :return: for each input, c gradients along a new first dimension; None if no output depends on it
     """
     # torch's anomaly detection has to read the numbers, which is not possible for several cotangents at once
-    if len(cotangents[0]) > 1 and not (th.is_anomaly_enabled() and th.is_anomaly_check_nan_enabled()):
+    if len(cotangents[0]) > 1 and not th.is_anomaly_enabled():
         try:
-            return list(
-                th.autograd.grad(
-                    outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
-                )
+            found = th.autograd.grad(
+                outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
             )
+            return list(found)
         except th.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # torch cannot differentiate some operations along several cotangents at once, such as products with sparse
-            # matrices. The loop raises any other error again.
-            reason = str(error).partition("\n")[0]
+            # as with sparse matrices; the loop raises any other error again
             warnings.warn(
-                f"A part of the policy can be differentiated along one cotangent at a time only, which is slower: "
-                f"{reason}",
+                "A part of the policy can be differentiated along one cotangent at a time only, which is slower: "
+                + str(error).partition("\n")[0],
                 stacklevel=2,
             )
     single = [
@@ -136,26 +132,19 @@ class Linearization:
         (J'U)_p'(J'U)_p. A parameter is missed if most of it is lost, since rounding may take a part, and it is left out
         if it hardly matters, since (J'U)_p may be rounding errors alone: for a bias before a normalisation it is zero.
 
-        :return: the parameters' indices; all, if ``jvp`` has nothing to differentiate
+        :return: the parameters' indices
         """
-        entries = th.arange(1, self.head.numel() + 1, dtype=self.head.dtype, device=self.head.device)
-        U = entries.cos().view_as(self.head)
-        pulled = th.autograd.grad(self.head, self.params, U, retain_graph=True, allow_unused=True)
-        norms = [0.0 if part is None else float(part.double().norm()) for part in pulled]
-        smallest = 1e-4 * math.hypot(*norms)
-        u, parts, places = self._linear_map
-        if not places:
-            return list(range(len(self.params)))
-        linear = dict(zip(places, parts, strict=True))
+        U = th.arange(1, self.head.numel() + 1, device=self.head.device).to(self.head.dtype).cos().view_as(self.head)
+        pulled = self.vjp(U[None])
         missed = []
-        for i, (part, norm) in enumerate(zip(pulled, norms, strict=True)):
+        for i, part in enumerate(pulled.split([param.numel() for param in self.params])):
+            norm = part.norm()
             # numbers that are not finite tell nothing
-            if part is None or not smallest < norm < math.inf:
+            if not 1e-4 * pulled.norm() < norm < th.inf:
                 continue
-            found = None
-            if i in linear:
-                (found,) = th.autograd.grad(linear[i], u, part / norm, retain_graph=True, allow_unused=True)
-            if found is None or abs(norm - float((U * found).sum(dtype=th.float64))) > 0.5 * norm:
+            X = th.zeros_like(pulled)
+            X.split([param.numel() for param in self.params])[i].copy_(part / norm)
+            if not self._linear_map[2] or (norm - (self.jvp(X)[0] * U).sum()).abs() > 0.5 * norm:
                 missed.append(i)
         return missed
 

@@ -108,32 +108,19 @@ class Sketch:
             vars(self).update(matrices, dtype=dtype)
         shape = (int(layout.sum()), n_projections)
         if shape != self.shape or (len(self.layout) > 0 and not th.equal(layout, self.layout)):
-            self.resize(*shape)
+            if self.omega.numel() > 0:
+                # d may stay the same when other layers are frozen
+                now = "other parameters of the same number" if shape == self.shape else f"d={shape[0]} and m={shape[1]}"
+                warnings.warn(
+                    f"The sketch of the trust region starts afresh: it was kept for d={self.shape[0]} actor parameters "
+                    f"and m={self.shape[1]} projections, but now there are {now}.",
+                    stacklevel=3,
+                )
+            self.shape = shape
+            self.clear()
         keeps_averages = (self.ema_beta > 0.0) == (ema_beta > 0.0)
         averages = {} if keeps_averages else self._zeros(self.omega, ema_beta)
         vars(self).update(layout=layout, ema_beta=ema_beta, **averages)
-
-    def resize(self, n_params: int, n_projections: int) -> None:
-        """
-        Start afresh with another shape, with a warning if there is anything to discard.
-
-        :param n_params: d
-        :param n_projections: m
-        """
-        if self.omega.numel() > 0:
-            self._warn_of_restart(self.shape, (n_params, n_projections))
-        self.shape = (n_params, n_projections)
-        self.clear()
-
-    @staticmethod
-    def _warn_of_restart(kept: tuple[int, int], wanted: tuple[int, int]) -> None:
-        # d may stay the same when other layers are frozen
-        now = "other parameters of the same number" if kept == wanted else f"d={wanted[0]} and m={wanted[1]}"
-        warnings.warn(
-            f"The sketch of the trust region starts afresh: it was kept for d={kept[0]} actor parameters and "
-            f"m={kept[1]} projections, but now there are {now}.",
-            stacklevel=3,
-        )
 
     def update(self, fisher: th.Tensor, covariance: th.Tensor, coefficient: float) -> th.Tensor:
         """

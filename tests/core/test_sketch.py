@@ -73,7 +73,7 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
     sketch = ready(0.9)
     sketch.update(sketch.omega, sketch.omega, 1.0)
     with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
-        sketch.resize(*shape)
+        sketch.fit(th.tensor([shape[0]]), shape[1], 0.9, th.float64)
     sketch.draw()
     assert sketch.omega.shape == shape
     assert not sketch.y_fisher.any()
@@ -113,7 +113,7 @@ def test_state_survives_and_goes_on_identically():
     assert th.equal(one.update(one.omega, one.omega, 0.2), other.update(other.omega, other.omega, 0.2))
     for sketch in (one, other):
         with pytest.warns(UserWarning, match="starts afresh"):
-            sketch.resize(8, 4)
+            sketch.fit(th.tensor([8]), 4, 0.9, th.float64)
         sketch.draw()
     assert th.equal(one.omega, other.omega)
 
