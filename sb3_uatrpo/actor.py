@@ -1,10 +1,10 @@
 """The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
 import copy
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -70,9 +70,7 @@ class Actor:
         """
         acting = set(self.params)
         sizes = [param.numel() if param in acting else 0 for param in self.policy.parameters()]
-        while sizes and sizes[-1] == 0:
-            sizes.pop()
-        return th.tensor(sizes, dtype=th.float64, device="cpu")
+        return th.tensor(np.trim_zeros(sizes, "b"), dtype=th.float64, device="cpu")
 
     @contextmanager
     def differentiable_policy(self) -> Iterator[None]:
@@ -84,11 +82,12 @@ class Actor:
         differentiate along many directions at once, and hooks are not written for that.
         """
         training, distribution = self.policy.training, self.policy.action_dist
+        copied: Any = copy.copy(distribution)
+        copied.distribution = None
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
-            self.policy.action_dist = copy.copy(distribution)
-            self.policy.action_dist.distribution = None
+            self.policy.action_dist = copied
             with nullcontext() if self._hooks is None else self._hooks.attached(False):
                 yield
         finally:
@@ -134,38 +133,6 @@ class Actor:
         self.params = tuple(param for name, param in candidates.items() if name in used)
         return [name for name in candidates if name in used]
 
-    def check_products(self, steps: Batch) -> None:
-        """
-        Warn if JX misses parameters that J'U has, because the backward pass of some operation records no gradients. F̂
-        and Σ̂ miss them too.
-
-        :param steps: a few steps
-        :raises UnsupportedNetworkError: if torch cannot differentiate the network twice, or JX misses all parameters
-        """
-        # layer by layer, there is nothing that could be missed
-        if not self.params or self._layers is not None:
-            return
-        head = self._evaluate(steps)[0]
-        try:
-            missed = Linearization(head, self.params, lambda P: P, th.zeros_like(head)).missed_params()
-        except th.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise UnsupportedNetworkError(
-                f"policy: its network must be differentiable twice, but torch says: {reason}. With attention, "
-                "make the model and call learn() inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
-            ) from error
-        names = [name for name, param in self.policy.named_parameters() if any(param is self.params[i] for i in missed)]
-        problem = (
-            f"the trust region misses {', '.join(names)}: the policy cannot be differentiated twice there. Look for "
-            "operations whose backward pass records no gradients, such as once_differentiable"
-        )
-        if len(missed) == len(self.params):
-            raise UnsupportedNetworkError(f"policy: {problem}")
-        if missed:
-            warnings.warn(f"{problem[0].upper()}{problem[1:]}.", stacklevel=5)
-
     def check_log_probs(self, batch: Batch, log_probs: th.Tensor) -> bool:
         """
         Compare the log-probabilities of the rollout with those of the distribution that is about to be updated.
@@ -204,17 +171,14 @@ class Actor:
         return parts_of(n_steps, self.bytes_per_step)
 
     def _size_of_graph(self, steps: Batch) -> int:
-        """
-        Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps.
-        """
+        """Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps."""
         known = {param.data_ptr() for param in self.policy.parameters()}
-        n_bytes = 0
+        sizes = []
 
         def count(tensor: th.Tensor) -> th.Tensor:
-            nonlocal n_bytes
             # a sparse tensor has no address, and is a constant of the network rather than an activation
             if tensor.layout == th.strided and tensor.data_ptr() not in known:
-                n_bytes += tensor.numel() * tensor.element_size()
+                sizes.append(tensor.nbytes)
             # an output that is kept with its own graph would be in a cycle, which is never freed
             return tensor.detach()
 
@@ -224,8 +188,8 @@ class Actor:
                 _ = self._evaluate(steps)
         except RuntimeError:
             # torch.func's derivatives do not work within these hooks
-            n_bytes = len(steps) * UNKNOWN_BYTES
-        return n_bytes // len(steps)
+            return UNKNOWN_BYTES
+        return sum(sizes) // len(steps)
 
     def _evaluate(self, steps: Batch) -> tuple[th.Tensor, th.Tensor]:
         """h, shape ``(n, k)``, with its graph, and the log-probabilities of the steps' actions, shape ``(n,)``."""

@@ -1,7 +1,9 @@
 """
-Checks of constructor arguments. Each error names the argument, its value and what would be accepted.
+Checks of constructor arguments.
 
-Numbers are returned as Python's own.
+Each takes the argument's name and the value that was given, and returns the value, or raises a ``ValueError`` that
+names both and what would be accepted. Numbers are returned as Python's own: NumPy's may overflow in sums and products,
+and torch refuses some.
 """
 
 import functools
@@ -17,7 +19,7 @@ from typing import Any, NoReturn, ParamSpec
 import numpy as np
 from stable_baselines3.common.buffers import RolloutBuffer
 
-#: Takes an argument's name and value, and returns the value as Python's own, or raises a ``ValueError``.
+#: A check with all but name and value settled
 Rule = Callable[[str, Any], Any]
 P = ParamSpec("P")
 
@@ -50,14 +52,7 @@ def _refuse(name: str, value: Any, accepted: str) -> NoReturn:
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """
-    :param name: the argument's name
-    :param value: what was given
-    :param low: the smallest value accepted
-    :param high: the largest value accepted, if there is one
-    :return: the value as Python's own integer; NumPy's may overflow in sums and products, and torch refuses some
-    :raises ValueError: if ``value`` is not an integer or out of bounds
-    """
+    """An integer of at least ``low``, and at most ``high`` if there is one."""
     number = int(value) if not isinstance(value, bool) and isinstance(value, Integral) else None
     if number is None or number < low or (high is not None and number > high):
         _refuse(name, value, f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}")
@@ -74,15 +69,9 @@ def check_real(
     or_none: bool = False,
 ) -> float:
     """
-    :param name: the argument's name
-    :param value: what was given
-    :param low: lower bound
-    :param high: upper bound
-    :param low_included: whether ``low`` itself is accepted
-    :param high_included: whether ``high`` itself is accepted
+    A finite number between the bounds.
+
     :param or_none: whether the caller accepts ``None`` too, as the error then says
-    :return: the value as Python's own number; NumPy's may have fewer digits
-    :raises ValueError: if ``value`` is not a real number, or not finite, or out of bounds
     """
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
@@ -101,51 +90,26 @@ def check_real(
 
 
 def check_rate(name: str, value: Any) -> float:
-    """
-    :param name: the argument's name
-    :param value: what was given
-    :return: the value as Python's own number
-    :raises ValueError: if ``value`` is not a finite number of at least zero
-    """
+    """A finite number of at least zero."""
     return check_real(name, value, 0.0, low_included=True)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """
-    :param name: the argument's name
-    :param value: what was given
-    :param choices: the values accepted
-    :return: the value
-    :raises ValueError: if ``value`` is none of them
-    """
+    """One of the choices."""
     if not (isinstance(value, str) and value in choices):
         _refuse(name, value, "one of " + ", ".join(map(repr, choices)))
     return value
 
 
 def check_optional(name: str, value: Any, kinds: type | tuple[type, ...], accepted: str) -> Any:
-    """
-    :param name: the argument's name
-    :param value: what was given
-    :param kinds: the classes accepted, beside ``None``
-    :param accepted: what the error calls their instances
-    :return: the value
-    :raises ValueError: if ``value`` is neither ``None`` nor an instance of one of the classes
-    """
+    """``None``, or an instance of one of the classes, which the error calls ``accepted``."""
     if value is not None and not isinstance(value, kinds):
         _refuse(name, value, f"{accepted} or None")
     return value
 
 
 def check_class(name: str, value: Any, base: type, choices: Sequence[str] = ()) -> Any:
-    """
-    :param name: the argument's name
-    :param value: what was given
-    :param base: the class whose subclasses are accepted, beside functions that might return its instances
-    :param choices: names that are accepted too
-    :return: the value
-    :raises ValueError: if ``value`` is none of these
-    """
+    """A subclass of ``base``, a function that might return an instance of it, or one of the names in ``choices``."""
     is_fine = issubclass(value, base) if isinstance(value, type) else callable(value) or value in choices
     if not is_fine:
         _refuse(name, value, ", ".join(["a subclass of " + base.__name__, *map(repr, choices)]))
@@ -153,12 +117,7 @@ def check_class(name: str, value: Any, base: type, choices: Sequence[str] = ()) 
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """
-    :param name: the argument's name
-    :param value: what was given
-    :return: the value as Python's own
-    :raises ValueError: if ``value`` is neither ``True`` nor ``False``
-    """
+    """``True`` or ``False``."""
     if not isinstance(value, bool | np.bool_):
         _refuse(name, value, "True or False")
     return bool(value)

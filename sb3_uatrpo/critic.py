@@ -97,21 +97,14 @@ class GraphGradients:
         """
         values = evaluate_actions(self._policy, samples.observations, samples.actions)[0]
         loss = F.mse_loss(values.flatten(), samples.returns)
+        for param in self._params:
+            param.grad = None
         # a critic may be frozen or have no parameters, while something else is trained
-        found: Sequence[th.Tensor | None] = [None] * len(self._params)
         if loss.requires_grad:
-            found = th.autograd.grad(loss, self._params, allow_unused=True)
+            loss.backward(inputs=self._params)
         # One check for all: the sum is not finite if any of its terms is not
-        total = th.stack([loss, *(gradient.sum() for gradient in found if gradient is not None)]).sum()
-        if not math.isfinite(total.item()):
-            return math.nan
-        for param, gradient in zip(self._params, found, strict=True):
-            param.grad = None if gradient is None else _laid_out_as(param, gradient)
-            if gradient is not None:
-                # those of backward(); autograd.grad calls none
-                for hook in (param._post_accumulate_grad_hooks or {}).values():
-                    hook(param)
-        return loss.item()
+        parts = [loss.detach(), *(param.grad.sum() for param in self._params if param.grad is not None)]
+        return loss.item() if math.isfinite(th.stack(parts).sum().item()) else math.nan
 
 
 class ArrayGradients:
@@ -142,11 +135,6 @@ class ArrayGradients:
         return loss
 
 
-def _laid_out_as(param: th.Tensor, gradient: th.Tensor) -> th.Tensor:
-    """The gradient with the strides of the parameter, since optimizers may run through both in memory order."""
-    return gradient if gradient.stride() == param.stride() else th.empty_like(param).copy_(gradient)
-
-
 @contextmanager
 def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
@@ -158,8 +146,7 @@ def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     chosen = [
         group
         for group in optimizer.param_groups
-        if type(optimizer) in (th.optim.Adam, th.optim.AdamW)
-        and group["fused"] is group["foreach"] is None
+        if group["fused"] is group["foreach"] is None
         and not (group["capturable"] or group["differentiable"])
         and all(
             tensor.is_contiguous()

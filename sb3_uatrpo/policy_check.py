@@ -1,6 +1,7 @@
 """Can an update use this policy? Asked when a model is made, on two steps that are made up."""
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.core.layers import LayeredLinearization
 from sb3_uatrpo.heads import UnsupportedDistributionError
 
 
@@ -46,8 +48,43 @@ def check_policy(policy: ActorCriticPolicy) -> tuple[int, Exception | None]:
             return 0, error
         if any(param.is_complex() for param in actor.params):
             raise ValueError("policy: the actor's parameters must be real numbers, but some are complex")
-        actor.check_products(steps)
+        _check_products(actor, steps)
     return actor.n_params, None
+
+
+def _check_products(actor: Actor, steps: Batch) -> None:
+    """
+    Warn if JX misses parameters that J'U has, because the backward pass of some operation records no gradients. F̂ and
+    Σ̂ miss them too.
+
+    :raises UnsupportedNetworkError: if torch cannot differentiate the network twice, or JX misses all parameters
+    """
+    linearization = actor.linearize(steps)
+    # layer by layer, there is nothing that could be missed
+    if not actor.params or isinstance(linearization, LayeredLinearization):
+        return
+    try:
+        missed = linearization.missed_params()
+    except th.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedNetworkError(
+            f"policy: its network must be differentiable twice, but torch says: {reason}. With attention, make the "
+            "model and call learn() inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+        ) from error
+    advice = "Look for operations whose backward pass records no gradients, such as once_differentiable."
+    if missed and len(missed) == len(actor.params):
+        raise UnsupportedNetworkError(
+            f"policy: its network must be differentiable twice, but no parameter can be. {advice}"
+        )
+    if missed:
+        names: dict[th.Tensor, str] = {param: name for name, param in actor.policy.named_parameters()}
+        warnings.warn(
+            f"The trust region misses {', '.join(names[actor.params[i]] for i in missed)}: the policy cannot be "
+            f"differentiated twice there. {advice}",
+            stacklevel=5,
+        )
 
 
 def _two_steps(policy: ActorCriticPolicy) -> Batch:

@@ -101,7 +101,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
             **{name: arguments.pop(name) for name in theirs},
         )
-        vars(self).update(arguments)
+        for name, value in arguments.items():
+            setattr(self, name, value)
         if _init_setup_model:
             self._setup_model()
 

@@ -17,7 +17,7 @@ where it does not change the step.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -123,8 +123,7 @@ class Linearization:
         pieces = rows.split([param.numel() for param in self.params], dim=1)
         cotangents = [pieces[i].reshape(len(rows), *self.params[i].shape).to(self.params[i].dtype) for i in places]
         (products,) = batched_grad(pulled, [u], cotangents)
-        assert products is not None
-        return products
+        return u.new_zeros(len(rows), *u.shape) if products is None else products
 
     def missed_params(self) -> list[int]:
         """
@@ -211,16 +210,11 @@ class SampleEstimates:
     def _whole(self) -> Linearization:
         return self._linearize(self.parts[0])
 
-    def _linearizations(self) -> Iterator[Linearization]:
-        return self._linearizations_of(self.parts)
-
-    def _linearizations_of(self, parts: list[slice]) -> Iterator[Linearization]:
-        # a single part holds all steps, and is the only one that is kept from pass to pass
-        if len(parts) == 1:
-            yield self._whole
-            return
+    def _linearizations(self, parts: list[slice] | None = None) -> Iterator[Linearization]:
+        parts = parts or self.parts
         for part in parts:
-            yield self._linearize(part)
+            # a single part holds all steps, and is the only one that is kept from pass to pass
+            yield self._whole if len(parts) == 1 else self._linearize(part)
 
     def head(self) -> th.Tensor:
         """
@@ -236,7 +230,8 @@ class SampleEstimates:
 
         :return: shape ``(d,)``
         """
-        return _sum(part.vjp(part.scores[None] / self.n_steps).squeeze(1) for part in self._linearizations())
+        parts = self._linearizations()
+        return reduce(th.add, (part.vjp(part.scores[None] / self.n_steps).squeeze(1) for part in parts))
 
     def standard_error(self) -> th.Tensor:
         """
@@ -272,7 +267,7 @@ class SampleEstimates:
         # 5·d numbers for each column: its copy in pieces, and the products with F̂ and Σ̂, each in pieces and joined
         width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
         is_first = True
-        for part in self._linearizations_of(_slices(self.n_steps, steps_at_once)):
+        for part in self._linearizations(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):
                 columns = slice(start, min(start + width, n_columns))
                 P = part.jvp(matrix[:, columns])
@@ -293,10 +288,9 @@ class SampleEstimates:
         :param vector: x, shape ``(d,)``
         :return: shape ``(d,)``
         """
-        pulled = _sum(
-            part.vjp(part.fisher_product(part.jvp(vector[:, None]))).squeeze(1) for part in self._linearizations()
-        )
-        return pulled / self.n_steps
+        parts = self._linearizations()
+        pulled = reduce(th.add, (part.vjp(part.fisher_product(part.jvp(vector[:, None]))) for part in parts))
+        return pulled.squeeze(1) / self.n_steps
 
     def quadratic_forms(self, vector: th.Tensor) -> tuple[float, float]:
         """
@@ -315,7 +309,3 @@ class SampleEstimates:
             fisher += (P.double() * part.fisher_product(P)).sum().item()
             projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))
         return fisher / self.n_steps, th.cat(projected).var().item()
-
-
-def _sum(tensors: Iterable[th.Tensor]) -> th.Tensor:
-    return reduce(th.add, tensors)

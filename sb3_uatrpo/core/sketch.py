@@ -172,10 +172,8 @@ class Sketch:
             raise RuntimeError(
                 f"Error in loading the sketch: missing entries {missing}, unexpected entries {unexpected}."
             )
-        if "generator" in state_dict:
-            self.generator.set_state(state_dict["generator"].cpu())
-        averages = [state_dict[name] for name in ("y_fisher", "y_covariance") if name in state_dict]
-        weight = state_dict.get("ema_weight", self.ema_weight)
+        state = {**self.state_dict(), **state_dict}
+        averages, weight = [state["y_fisher"], state["y_covariance"]], state["ema_weight"]
         # a moving average never recovers from a NaN, and its weight divides it
         if not all(bool(part.isfinite().all()) for part in (*averages, weight)) or (
             weight.item() == 0.0 and any(bool(part.any()) for part in averages)
@@ -184,20 +182,14 @@ class Sketch:
                 "path: the sketch's moving averages must be finite, and zero while their weight is zero, but those of "
                 "the file are not; sketch.clear() before saving leaves them out"
             )
+        self.generator.set_state(state["generator"].cpu())
         # clones keep the strides, and so the column-major layout
-        matrices = {
-            name: value.to(self.device).clone()
-            for name, value in state_dict.items()
-            if name in ("omega", "y_fisher", "y_covariance")
-        }
-        omega = matrices.get("omega", self.omega)
+        matrices = {name: state[name].to(self.device).clone() for name in ("omega", "y_fisher", "y_covariance")}
+        omega = matrices["omega"]
         if omega.numel() > 0:
             self.shape, self.dtype = (omega.shape[0], omega.shape[1]), omega.dtype
-        vars(self).update(matrices)
-        if "layout" in state_dict:
-            self.layout = state_dict["layout"].to("cpu", th.float64).clone()
-        if "ema_weight" in state_dict:
-            self.ema_weight = state_dict["ema_weight"].to("cpu", th.float64).clone()
+        small = {name: state[name].to("cpu", th.float64).clone() for name in ("layout", "ema_weight")}
+        vars(self).update(matrices, **small)
         expected_shape = self.omega.shape if self.ema_beta > 0.0 else (0, 0)
         if self.y_fisher.shape != expected_shape or self.y_covariance.shape != expected_shape:
             # saved with averages and loaded without, or vice versa

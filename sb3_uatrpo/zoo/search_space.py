@@ -1,4 +1,9 @@
-"""Search spaces of RL Zoo's ``-optimize``: the recommended UATRPO, the paper's, and MatchedTRPO."""
+"""
+Search spaces of RL Zoo's ``-optimize``: the recommended UATRPO, the paper's, and MatchedTRPO.
+
+RL Zoo calls a sampler with optuna's trial, the number of dimensions of continuous actions, or 0, the number of
+environments, and arguments that are not used here. It returns arguments of a constructor.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -87,13 +92,8 @@ def sample_uatrpo_params(
     trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
     """
-    :param trial: optuna's trial
-    :param n_actions: dimensions of continuous actions, 0 for discrete ones
-    :param n_envs: number of environments
-    :param additional_args: what RL Zoo passes to all samplers, not used
-    :return: arguments of UATRPO's constructor, with some shrinkage and TRPO's step length; the second trial of a search
-        has those of ``RECOMMENDED``, with the largest of ``N_STEPS`` that makes batches no larger than from one
-        environment, or with the smallest if there is none
+    Some shrinkage, and TRPO's step length. The second trial of a search is ``RECOMMENDED``, with the largest of
+    ``N_STEPS`` that makes batches no larger than from one environment, or with the smallest if there is none.
     """
     if trial.number == 0:
         # RL Zoo has no place for this before the first trial
@@ -112,13 +112,7 @@ def sample_uatrpo_params(
 def sample_uatrpo_paper_params(
     trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
-    """
-    :param trial: optuna's trial
-    :param n_actions: dimensions of continuous actions, 0 for discrete ones
-    :param n_envs: number of environments, not used: every sample fits any number
-    :param additional_args: what RL Zoo passes to all samplers, not used
-    :return: arguments of UATRPO's constructor, with the step length set by ``trust_region_delta``, as in the paper
-    """
+    """The step length is set by ``trust_region_delta``, as in the paper. Every sample fits any ``n_envs``."""
     return convert_params(
         {
             **_sample_shared_params(trial, n_actions),
@@ -132,13 +126,7 @@ def sample_uatrpo_paper_params(
 def sample_matched_trpo_params(
     trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
-    """
-    :param trial: optuna's trial
-    :param n_actions: dimensions of continuous actions, 0 for discrete ones
-    :param n_envs: number of environments, not used: every sample fits any number
-    :param additional_args: what RL Zoo passes to all samplers, not used
-    :return: arguments of MatchedTRPO's constructor
-    """
+    """Every sample fits any ``n_envs``."""
     return convert_params(
         {
             **_sample_shared_params(trial, n_actions),
