@@ -60,12 +60,12 @@ class PlainMLP:
             [(linear._parameters, name) for linear, _ in layers for name in ("weight", "bias")]
             for layers in (actor, critic)
         ]
-        if isinstance(policy.action_dist, DiagGaussianDistribution):
+        is_gaussian = isinstance(policy.action_dist, DiagGaussianDistribution)
+        if is_gaussian:
             # log σ must be a parameter, not a function of parameters, with a number for each action dimension
             places[0].append((policy._parameters, "log_std"))
         params: list[tuple[Any, ...]] = [tuple(table.get(name) for table, name in part) for part in places]
         of_actor, of_critic = params
-        is_gaussian = len(of_actor) > 2 * len(actor)
         if (
             not all(isinstance(param, nn.Parameter) and param.numel() > 0 for param in of_actor + of_critic)
             or len({*of_actor, *of_critic}) < len(of_actor + of_critic)
@@ -91,8 +91,8 @@ class PlainMLP:
         """
         try:
             return list(map(th.Tensor.data_ptr, [table[name] for table, name in self.places])) == self.addresses
-        except TypeError:
-            # None stands in a parameter's place
+        except (KeyError, TypeError):
+            # a parameter is gone, as with pruning, or None stands in its place
             return False
 
     @np.errstate(all="ignore")

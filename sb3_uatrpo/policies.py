@@ -50,7 +50,7 @@ class MlpPolicy(ActorCriticPolicy):
 
     def forward(self, obs: th.Tensor, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         mlp = self._mlp
-        if self._awaits_question or not (mlp is None or mlp.is_current()):
+        if self._awaits_question or (mlp is not None and not mlp.is_current()):
             self._awaits_question = False
             mlp = self._mlp = plain_mlp(self)
         if mlp is None or deterministic or th.is_grad_enabled():
@@ -68,8 +68,8 @@ _PARTS = {MlpPolicy, FlattenExtractor, MlpExtractor, nn.Flatten, nn.Sequential, 
 
 def plain_mlp(policy: Any) -> PlainMLP | None:
     """
-    The one question: is a policy nothing but its layers? It is asked at the first step of each rollout and once in each
-    update.
+    The one question: is a policy nothing but its layers? It is asked at the first step of each rollout, after a step in
+    which a parameter was replaced or got other memory, and once in each update.
 
     :param policy: any policy
     :return: its layers, if it is exactly an ``MlpPolicy`` of plain parts, on the CPU in float32, with Tanh or ReLU, Box
@@ -90,12 +90,15 @@ def plain_mlp(policy: Any) -> PlainMLP | None:
         and all(param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() for param in params)
         and not th.is_autocast_enabled("cpu")
         and not any_hooks(modules, params)
-        and not any(
-            callable(getattr(type(part), name, None)) for part in (*modules, policy.action_dist) for name in vars(part)
-        )
+        and not any(_hides_a_method(part) for part in (*modules, policy.action_dist))
     ):
         return PlainMLP.of_layers(policy)
     return None
+
+
+def _hides_a_method(part: Any) -> bool:
+    """Whether an attribute of the object has the name of a method of its class."""
+    return any(callable(getattr(type(part), name, None)) for name in vars(part))
 
 
 def any_hooks(modules: list[nn.Module], params: list[nn.Parameter]) -> bool:

@@ -24,6 +24,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils import prune
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, critic
 from sb3_uatrpo.actor import UnsupportedNetworkError
@@ -188,6 +189,13 @@ def test_a_weight_that_is_no_parameter_may_be_replaced_in_mid_rollout():
         model.policy.action_net.weight = 3.0 * model.policy.action_net.weight
 
     as_sb3(plain, lambda: At(tripled))
+
+
+def test_a_layer_may_be_pruned_in_mid_rollout():
+    def pruned(model, _):
+        prune.l1_unstructured(model.policy.action_net, "weight", amount=0.5)
+
+    as_sb3(make_callback=lambda: At(pruned))
 
 
 def test_actions_may_become_squashed_in_mid_rollout():

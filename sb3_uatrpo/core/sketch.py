@@ -113,7 +113,8 @@ class Sketch:
                 now = "other parameters of the same number" if shape == self.shape else f"d={shape[0]} and m={shape[1]}"
                 warnings.warn(
                     f"The sketch of the trust region starts afresh: it was kept for d={self.shape[0]} actor parameters "
-                    f"and m={self.shape[1]} projections, but now there are {now}.",
+                    f"and m={self.shape[1]} projections, but now there are {now}. Parameters were used for the first "
+                    "time, frozen, unfrozen or replaced, or n_projections has changed.",
                     stacklevel=3,
                 )
             self.shape = shape
