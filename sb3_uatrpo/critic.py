@@ -16,6 +16,7 @@ from torch.optim import optimizer as th_optimizer
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import evaluate_actions
 from sb3_uatrpo.buffers import LeanRolloutBuffer
+from sb3_uatrpo.core.array_mlp import Array
 from sb3_uatrpo.plain_mlp import PlainMLP
 
 
@@ -58,8 +59,7 @@ def fit_values(actor: Actor, rollout_buffer: RolloutBuffer, batch_size: int, n_e
     gradients = ArrayGradients(mlp) if in_numpy and mlp is not None else GraphGradients(policy, params)
     with _fused_adam(optimizer) if in_numpy else nullcontext():
         for _ in range(n_epochs):
-            for samples in _rows_at_once(rollout_buffer, batch_size) if in_numpy else rollout_buffer.get(batch_size):
-                loss = gradients.at(samples)
+            for loss in gradients.of_minibatches(rollout_buffer, batch_size):
                 if not math.isfinite(loss):
                     warnings.warn(
                         "The update of the critic skipped a minibatch whose loss or gradient is not finite.",
@@ -69,13 +69,6 @@ def fit_values(actor: Actor, rollout_buffer: RolloutBuffer, batch_size: int, n_e
                 optimizer.step()
                 losses.append(loss)
     return losses
-
-
-def _rows_at_once(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[Any]:
-    """The buffer's own minibatches, gathered only once: one call for all steps draws the same order."""
-    samples = next(iter(rollout_buffer.get(None)))
-    for start in range(0, len(samples.returns), batch_size):
-        yield type(samples)(*(part[start : start + batch_size] for part in samples))
 
 
 class GraphGradients:
@@ -90,11 +83,15 @@ class GraphGradients:
         self._policy = policy
         self._params = params
 
-    def at(self, samples: Any) -> float:
+    def of_minibatches(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
         """
-        :param samples: a minibatch, as the rollout buffer yields it
-        :return: the loss, with its gradient in the parameters; NaN if one of them is not finite
+        :param rollout_buffer: a full buffer
+        :param batch_size: steps in a minibatch
+        :return: for each minibatch, the loss, while its gradient is in the parameters; NaN if one of them is not finite
         """
+        return map(self._at, rollout_buffer.get(batch_size))
+
+    def _at(self, samples: Any) -> float:
         values = evaluate_actions(self._policy, samples.observations, samples.actions)[0]
         loss = F.mse_loss(values.flatten(), samples.returns)
         for param in self._params:
@@ -123,16 +120,20 @@ class ArrayGradients:
         self._tensors = [part.view_as(param) for part, param in zip(parts, params, strict=True)]
         self._gradients = [tensor.numpy() for tensor in self._tensors]
 
-    @np.errstate(all="ignore")
-    def at(self, samples: Any) -> float:
-        """As in ``GraphGradients``."""
+    def of_minibatches(self, rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[float]:
+        """As in ``GraphGradients``; the minibatches are the buffer's own, gathered only once."""
+        # one call for all steps draws the same order
+        samples = next(iter(rollout_buffer.get(None)))
         features, returns = self._mlp.features(samples.observations), samples.returns.numpy()
-        loss = self._mlp.critic.squared_error(features, returns, self._gradients)
-        if not math.isfinite(loss + float(self._flat.sum())):
-            return math.nan
         for param, gradient in zip(self._mlp.critic_params, self._tensors, strict=True):
             param.grad = gradient
-        return loss
+        for start in range(0, len(returns), batch_size):
+            yield self._at(features[start : start + batch_size], returns[start : start + batch_size])
+
+    @np.errstate(all="ignore")
+    def _at(self, features: Array, returns: Array) -> float:
+        loss = self._mlp.critic.squared_error(features, returns, self._gradients)
+        return loss if math.isfinite(loss + float(self._flat.sum())) else math.nan
 
 
 @contextmanager

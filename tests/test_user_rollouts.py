@@ -879,8 +879,8 @@ def test_numpy_acts_under_usual_callbacks(action_space, watched, monkeypatch, tm
     if watched:
         callbacks += [cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
     acted, minibatches = count_fast_steps(monkeypatch), []
-    at = critic.ArrayGradients.at
-    monkeypatch.setattr(critic.ArrayGradients, "at", lambda *args: (minibatches.append(1), at(*args))[1])
+    at = critic.ArrayGradients._at
+    monkeypatch.setattr(critic.ArrayGradients, "_at", lambda *args: (minibatches.append(1), at(*args))[1])
     model.learn(3 * 96, callback=callbacks)
     assert len(acted) == 3 * model.n_steps
     assert len(minibatches) == 3 * model.n_critic_updates * 6
