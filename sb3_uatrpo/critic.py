@@ -99,9 +99,10 @@ class GraphGradients:
         # a critic may be frozen or have no parameters, while something else is trained
         if loss.requires_grad:
             loss.backward(inputs=self._params)
-        # One check for all: the sum is not finite if any of its terms is not
+        # one check for all, since the sum is not finite if any of its terms is not, and one transfer from a GPU
         parts = [loss.detach(), *(param.grad.sum() for param in self._params if param.grad is not None)]
-        return loss.item() if math.isfinite(th.stack(parts).sum().item()) else math.nan
+        value, total = th.stack([parts[0], th.stack(parts).sum()]).tolist()
+        return value if math.isfinite(total) else math.nan
 
 
 class ArrayGradients:
