@@ -10,8 +10,7 @@ timed. The table has medians over a few updates without the first, unless there 
 most memory that torch took there, for model, sketch, rollout and update.
 
 With ``--tests``, the tests marked ``gpu`` run first: all of it takes less than ten minutes. ``--device cpu`` tries the
-script on the CPU alone, with small rollouts and images. The folder gets what is printed, each time, and what the tests
-print.
+script on the CPU alone, with small rollouts and images. The folder gets the report, each time, and the tests' output.
 """
 
 import argparse
@@ -25,8 +24,10 @@ import sys
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
 
 #: seconds for the tests, for each way of training, and for the updates of one model; and the most updates of one model
-TESTS_LIMIT, WAY_LIMIT, MODEL_LIMIT, MOST_UPDATES = 330, 65, 1.5, 6
+TESTS_LIMIT, WAY_LIMIT, MODEL_LIMIT, MOST_UPDATES = 300, 75, 1.5, 6
 N_ENVS = 8
 #: hidden layers; None is a NatureCNN
 NETWORKS = {"64×64": [64, 64], "256×256": [256, 256], "512×512": [512, 512], "NatureCNN": None}
@@ -68,12 +69,8 @@ def make(method: str, network: str, device: str, n_steps: int, image_size: int, 
     return cls("MlpPolicy" if net_arch else "CnnPolicy", env, device=device, **arguments)
 
 
-def measure(model: OnPolicyAlgorithm, seconds: float) -> tuple[list[float], float]:
-    """
-    :param model: a fresh model
-    :param seconds: updates go on until they have taken so long; on a GPU there are at least two
-    :return: the seconds of each ``train()``, and the most MB that torch took on the GPU
-    """
+def measure(model: OnPolicyAlgorithm, limit: float) -> tuple[list[float], float]:
+    """:return: the seconds of each ``train()``, at least two on a GPU, and the most MB that torch took there"""
     times: list[float] = []
     train, on_gpu = model.train, model.device.type == "cuda"
 
@@ -85,7 +82,7 @@ def measure(model: OnPolicyAlgorithm, seconds: float) -> tuple[list[float], floa
         times.append(time.perf_counter() - start)
 
     with mock.patch.object(model, "train", timed):
-        while len(times) < 1 + on_gpu or (sum(times) < seconds and len(times) < MOST_UPDATES):
+        while len(times) < 1 + on_gpu or (sum(times) < limit and len(times) < MOST_UPDATES):
             model.learn(model.n_steps * N_ENVS, reset_num_timesteps=False, log_interval=10**9)
     return times, th.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0
 
@@ -96,7 +93,7 @@ def measure_all(way: str, device: str, *sizes: int) -> list[dict[str, Any]]:
         warnings.filterwarnings("ignore", message=known)
     rows: list[dict[str, Any]] = []
     start = time.perf_counter()
-    for network, method in ((network, method) for network in NETWORKS for method in METHODS):
+    for network, method in product(NETWORKS, METHODS):
         if time.perf_counter() - start > WAY_LIMIT:
             break
         gc.collect()
@@ -113,7 +110,7 @@ def measure_all(way: str, device: str, *sizes: int) -> list[dict[str, Any]]:
 
 
 def room_for_projections(*sizes: int) -> str:
-    """:return: a sentence about a NatureCNN on the GPU. Runs in a process of its own"""
+    """:return: a sentence about a NatureCNN on the GPU"""
     peaks = []
     for m in (50, 100):
         th.cuda.reset_peak_memory_stats()
@@ -129,7 +126,8 @@ def room_for_projections(*sizes: int) -> str:
 def verdict(seconds: pd.DataFrame) -> list[str]:
     """:return: for each method, from which network on the GPU is faster than the CPU, however many threads it has"""
     found = []
-    for method, rows in seconds.groupby("method", sort=False):
+    # what there was no time for cannot be compared
+    for method, rows in seconds.dropna().groupby("method", sort=False):
         is_faster = (rows["GPU"] < rows.drop(columns="GPU").min(axis=1)).to_list()
         pays = [network for i, (network, _) in enumerate(rows.index) if all(is_faster[i:])]
         found.append(f"{method}: a GPU pays " + (f"from {pays[0]} on." if pays else "for none of these networks."))
@@ -137,13 +135,10 @@ def verdict(seconds: pd.DataFrame) -> list[str]:
 
 
 def run_tests(output: Path) -> str:
-    """:return: the last line of their output"""
+    """:return: the last line of their output: the outcome, unless they were not done in time"""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rA", "--color=no", "tests/test_gpu.py"]
-    with open(output, "w", encoding="utf-8") as file:
-        try:
-            subprocess.run(command, stdout=file, stderr=file, timeout=TESTS_LIMIT, check=False)
-        except subprocess.TimeoutExpired:
-            return f"not done after {TESTS_LIMIT} seconds"
+    with open(output, "w", encoding="utf-8") as file, suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, stdout=file, stderr=file, timeout=TESTS_LIMIT, check=False)
     return output.read_text(encoding="utf-8").strip().splitlines()[-1].strip("= ")
 
 
@@ -176,19 +171,13 @@ def main() -> None:
     table = seconds.join(measured.groupby(["network", "method"])[["d", "m", "GPU MB"]].max())
     lines.append(f"seconds of train() with {sizes[0]} steps, and with images of {sizes[1]}×{sizes[1]}")
     lines += [table.to_string(na_rep="", float_format="{:.4g}".format), *(verdict(seconds) if on_gpu else []), *room]
+    gpu = f"{th.cuda.get_device_name()}, CUDA {th.version.cuda}" if on_gpu else "no GPU"
     packages = ("sb3_uatrpo", "stable_baselines3", "sb3_contrib", "torch", "numpy")
-    about = {
-        "GPU": th.cuda.get_device_name() if on_gpu else "none",
-        "CUDA": th.version.cuda,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
-    lines.append(", ".join(f"{name} {value}" for name, value in about.items()))
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    lines.append(f"{gpu}, {os.cpu_count()} cores, python {platform.python_version()}, {versions}")
     print("\n".join(lines))
     (args.folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (args.folder / "gpu.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    (args.folder / "gpu.json").write_text(json.dumps({"report": lines, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
