@@ -5,9 +5,8 @@ Updates on a GPU equal those on the CPU, and checkpoints move between the two.
 
 Tests marked ``gpu`` are skipped where torch sees no CUDA device. Each takes its pair of devices as an argument, and the
 others run the same code on the CPU alone. Two models take the same rollouts. The difference of their steps, relative to
-the step's norm, may be 1e-8 in float64, and 1e-3 in float32, where another order of summation alone makes it 1e-6, or
-more after many steps of conjugate gradients. With convolutions of rounded numbers it may be 0.02; on the CPU, rounding
-them alone made it 1e-3 to 3e-3. ``-rA`` prints what it is.
+the step's norm, may be 1e-8 in float64; 1e-3 in float32, whose sums depend on their order; and 0.02 where convolutions
+round what they multiply. ``-rA`` prints what it is.
 """
 
 import copy
