@@ -85,9 +85,15 @@ class NoiseEnv(gym.Env):
 
 
 def make_model(
-    cls, action_space: spaces.Space | str, n_envs: int = 1, double: bool = True, observation_space=None, **kwargs
+    cls,
+    action_space: spaces.Space | str,
+    n_envs: int = 1,
+    double: bool = True,
+    observation_space=None,
+    spread: bool = True,
+    **kwargs,
 ):
-    """A small model on noise, in float64 by default."""
+    """A small model on noise, in float64 and moved off its special point by default."""
     space = ACTION_SPACES[action_space] if isinstance(action_space, str) else action_space
     env = DummyVecEnv([lambda: NoiseEnv(space, observation_space) for _ in range(n_envs)])
     kwargs = {
@@ -103,7 +109,8 @@ def make_model(
         kwargs["batch_size"] = kwargs["n_steps"] * n_envs
     policy = kwargs.pop("policy", DoublePolicy if double else "MlpPolicy")
     model = cls(policy, env, **kwargs)
-    spread_out(model.policy)
+    if spread:
+        spread_out(model.policy)
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model
 
@@ -113,7 +120,7 @@ def spread_out(policy: th.nn.Module) -> None:
     generator = th.Generator().manual_seed(1)
     with th.no_grad():
         for param in policy.parameters():
-            param.add_(0.3 * th.randn(param.shape, generator=generator, dtype=th.float64).to(param.dtype))
+            param.add_(0.3 * th.randn(param.shape, generator=generator, dtype=th.float64).to(param))
 
 
 def take_apart(monkeypatch) -> None:
