@@ -256,11 +256,12 @@ def about() -> dict[str, Any]:
 
 def compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Print the table of ``--beside-others``, and write what it is made of."""
-    from watch_agent import check_environment
-
     if args.n_steps % 50 > 0:
         parser.error(f"--n-steps must be a multiple of 50, the size of minibatches, but it is {args.n_steps}")
-    check_environment(parser, "--env", args.env)
+    try:
+        gym.make(args.env).close()
+    except (gym.error.Error, ImportError) as error:
+        parser.error(f"--env: {error}")
     th.set_num_threads(1)
     measured = measure_beside_others(args.env, args.n_steps, args.rounds, args.warm_up)
     table = measured.pivot_table("ms", ["network", "d"], "method", sort=False)[measured["method"].unique()]
