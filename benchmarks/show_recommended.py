@@ -141,7 +141,7 @@ def tabulate_returns(groups: Groups, judged: Judged, minutes: Minutes, column: s
             timed = [minutes.get((task, label or algorithm)) for algorithm, label in labels.items()]
             # halves are rounded up
             shown = ("–" if value is None else f"{value + 1e-9:.0f}" for value in timed)
-            row[f"minutes ({' / '.join(NAMES.values())})"] = " / ".join(shown)
+            row["minutes"] = ", ".join(shown)
         rows.append(row)
     return markdown(rows)
 

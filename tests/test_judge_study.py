@@ -189,8 +189,8 @@ def test_a_report_has_the_tables_in_markdown(tmp_path):
     lines = page.read_text(encoding="utf-8").splitlines()
     assert f"`python benchmarks/judge_study.py --folder {tmp_path} --report FILE` writes this page." in lines
     assert [line for line in lines if line.startswith("| Hopper-v4 | uatrpo_paper | 3 | 201 ± 1 |")]
-    (mean, worst) = [line for line in lines if line.startswith("| uatrpo_paper against trpo_matched | better: +100 (")]
-    assert mean != worst
+    # of means and of CVaRs, which differ by as much
+    assert sum(line.startswith("| uatrpo_paper against trpo_matched | better: +100 (") for line in lines) == 2
     assert "| uatrpo_paper against trpo_matched | Hopper-v4 | 0.000 | 0.000 |" in lines
 
 
@@ -205,7 +205,7 @@ def test_the_pages_show_the_committed_runs(tmp_path, folder, noise, monkeypatch)
     known = {}
     for line in printed.split("\n## ")[0].splitlines():
         if line.count("|") > 10 and " ± " in line:
-            task, method, runs, returns, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
+            task, method, _, returns, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
             known[task.removesuffix("-v4"), method] = f"{returns}; {ratio}"
     section = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## The paper")[1].split("\n## ")[0]
     table = section.split("Under adversarial noise")[folder == "noise"]
