@@ -259,6 +259,8 @@ def aggregates(scores: Mapping[str, np.ndarray]) -> tuple[dict[str, Estimate], d
         with warnings.catch_warnings():
             # rliable passes its generator on in a way that arch calls deprecated
             warnings.simplefilter("ignore", FutureWarning)
+            # and draws runs of pairs from NumPy's global one
+            np.random.seed(0)
             points, intervals = library.get_interval_estimates(
                 values, statistic, reps=N_RESAMPLES, random_state=np.random.RandomState(0)
             )
