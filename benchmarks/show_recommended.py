@@ -322,8 +322,8 @@ def draw_recommended(groups: Groups, means: Mapping[str, Estimate], improvements
     if means:
         plot_estimates(above, means, "final returns, scaled to 0 to 1", style, xlim=(0, 1))
         above.set_title("IQM over all environments")
-        plot_estimates(below, improvements, "share of pairs of runs", reference=0.5, xlim=(0, 1))
-        below.set_title("UATRPO: probability of improvement")
+        plot_estimates(below, improvements, "pairs in which UATRPO ends higher", reference=0.5, xlim=(0, 1))
+        below.set_title("Probability of improvement")
     right.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
     return figure
 
