@@ -312,7 +312,7 @@ def draw_recommended(groups: Groups, means: Mapping[str, Estimate], improvements
     n_columns = math.ceil(len(tasks) / 2)
     style = {NAMES[name]: of for name, of in styles(list(NAMES)).items()}
     figure = Figure(figsize=(3.4 + 2.7 * n_columns, 5.4), layout="constrained")
-    left, right = np.ravel(figure.subfigures(1, 2, width_ratios=(3.2, 2.7 * n_columns)))
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(3.2, 2.7 * n_columns))[0]
     axes = right.subplots(2, n_columns, squeeze=False)
     for ax, task in zip(axes.flat, tasks, strict=False):
         draw_curves(ax, groups, task, {NAMES[name]: best_of(groups, task, name) for name in NAMES}, style)
