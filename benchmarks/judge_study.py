@@ -1,7 +1,8 @@
 """
-Which method is better on which task? Applies the rule of docs/results.md to the records of a study.
+Which method is better in which environment? Applies the rule of benchmarks/results/paper to the records of a study.
 
     python benchmarks/judge_study.py --folder benchmarks/results/paper
+    python benchmarks/judge_study.py --folder benchmarks/results/paper --report benchmarks/results/paper/plain/judged.md
 
 It prints a table of all runs. Then it compares the means and the 20%-CVaRs of two methods' final returns on each task,
 by bootstrap intervals over runs. Holm's method corrects *better* and *worse* for the number of tasks. ``--noise 1``
@@ -9,7 +10,7 @@ judges the runs with adversarial noise.
 
 A variant of an algorithm, such as ``trpo_matched (cg_damping=1)``, is a method of its own. After the pairs of the rule,
 each variant is compared with the methods of the rule, and these with all other algorithms, such as PPO, whose runs may
-be in a folder of their own. ``--pair`` names other pairs to compare:
+be in a folder of their own. ``--report`` writes the tables in Markdown. ``--pair`` names other pairs to compare:
 
     python benchmarks/judge_study.py --folder benchmarks/results/paper benchmarks/results/rivals
     python benchmarks/judge_study.py --folder benchmarks/results/paper benchmarks/results/rivals --pair uatrpo_paper ppo
@@ -17,7 +18,7 @@ be in a folder of their own. ``--pair`` names other pairs to compare:
 
 import argparse
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,32 @@ def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     return markdown(rows)
 
 
+def report(arguments: Sequence[str], runs: str, judged: Mapping[str, Mapping[tuple[str, str], pd.DataFrame]]) -> str:
+    """
+    :param arguments: of the command line
+    :param runs: the table of ``overview``
+    :param judged: for each statistic and pair of methods, ``judge``'s table
+    :return: the page in Markdown
+    """
+    parts = [
+        "# All runs, and which method is better",
+        f"`python benchmarks/judge_study.py {' '.join(arguments)} --report FILE` writes this page.",
+        runs,
+    ]
+    for name, by_pair in judged.items():
+        if by_pair:
+            parts += [f"## {name[0].upper()}{name[1:]}: verdict, difference, 95% interval", summary(by_pair)]
+    if judged["mean"]:
+        rows = [
+            {"first against second": " against ".join(pair), "environment": task, "p": format(row["Welch's p"], ".3f")}
+            | {"corrected": format(row["Holm's p"], ".3f")}
+            for pair, table in judged["mean"].items()
+            for task, row in table.iterrows()
+        ]
+        parts += ["## Welch's test of the means, alone and with Holm's correction", markdown(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     """The rule's recommendation, given the verdicts on means for each pair of methods."""
     over_paper = verdicts[SHRINKAGE, PAPER]["verdict"]
@@ -216,6 +243,7 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         "--pair", nargs=2, action="append", metavar=("FIRST", "SECOND"), help="two methods to compare, instead of all"
     )
     parser.add_argument("--noise", type=float, default=0.0, help="adversarial noise of the runs")
+    parser.add_argument("--report", type=Path, help="a file for the tables, in Markdown")
     options = parser.parse_args(args)
     records: list[Record] = []
     for folder in options.folder:
@@ -264,6 +292,14 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     for name, by_pair in judged.items():
         if by_pair:
             print(f"\nIn short, {name}: verdict on the first, difference, 95% interval\n{summary(by_pair)}")
+    if options.report:
+        arguments = [
+            "--folder",
+            *map(str, options.folder),
+            *(["--noise", f"{options.noise:g}"] if options.noise else []),
+        ]
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        options.report.write_text(report(arguments, overview(groups), judged), encoding="utf-8")
     by_mean = judged["mean"]
     # the rule is about the plain algorithms
     if not options.noise and by_mean.keys() >= set(PAIRS):

@@ -17,6 +17,8 @@ other updates or variants is refused.
 
 ``--variant`` adds a variant or replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
 ``--only`` leaves out all others but the one that the others are compared with, ``--reference``.
+
+``report.md`` in the folder has the table, and how each method's score changes without the uncertainty term (c = 0).
 """
 
 import argparse
@@ -41,6 +43,7 @@ import numpy as np
 import pandas as pd
 import stable_baselines3
 import torch as th
+from judge_study import markdown
 from matplotlib.axes import Axes
 from scipy.stats import ttest_1samp
 from stable_baselines3.common.callbacks import BaseCallback
@@ -311,6 +314,42 @@ def compare(frame: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
     return table.loc[frame["variant"].unique()]
 
 
+def report(frame: pd.DataFrame, reference: str = REFERENCE) -> str:
+    """
+    :param frame: from ``read``
+    :param reference: the variant that the others are compared with
+    :return: the page in Markdown
+    """
+
+    def rounded(value: float) -> str:
+        return f"{value:.2f}" if math.isfinite(value) else ""
+
+    table = compare(frame, reference)
+    tasks = sorted(frame["env"].unique())
+    rows = [
+        {"estimator": name, **{task: rounded(row[task]) for task in tasks}}
+        | {"difference": rounded(row["difference"]), "95% interval": f"{row['low']:.2f} to {row['high']:.2f}"}
+        | {"KL ratio": rounded(row["KL ratio"])}
+        for name, row in table.iterrows()
+    ]
+    parts = [
+        "# How good are directions?",
+        "`python benchmarks/measure_direction_quality.py` writes this page; its docstring explains the measurement. "
+        f"{len(frame) // len(table)} policies. Scores are in units of that of {reference}; the KL ratio is a median.",
+        markdown(rows),
+    ]
+    pairs = [(name, f"{name}, c = 0") for name in table.index if f"{name}, c = 0" in table.index]
+    without = {name: compare(frame, name).loc[other] for name, other in pairs}
+    if without:
+        rows = [
+            {"estimator": name, "difference without the uncertainty term": rounded(row["difference"])}
+            | {"95% interval": f"{row['low']:.2f} to {row['high']:.2f}"}
+            for name, row in without.items()
+        ]
+        parts += ["In units of the estimator's own score:", markdown(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 def draw(table: pd.DataFrame, ax: Axes, reference: str = REFERENCE) -> Axes:
     """Differences from the reference with their intervals, one line for each variant."""
     shown = table[table.index != reference].iloc[::-1]
@@ -387,13 +426,15 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
             )
             for (env_id, seed), path in paths.items()
         ]
-        table = compare(read([future.result() for future in futures]), options.reference)
+        frame = read([future.result() for future in futures])
+    table = compare(frame, options.reference)
     print(table.to_string(float_format=lambda value: f"{value:.2f}"))
     figure, ax = plt.subplots(figsize=(7, 0.32 * len(table) + 1), layout="constrained")
     draw(table, ax, options.reference)
     figure.savefig(options.folder / "direction_quality.png", dpi=120)
     plt.close(figure)
-    print(f"picture: {options.folder / 'direction_quality.png'}")
+    (options.folder / "report.md").write_text(report(frame, options.reference), encoding="utf-8")
+    print(f"written: {options.folder / 'report.md'}")
     return table
 
 

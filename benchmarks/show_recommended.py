@@ -1,237 +1,457 @@
 """
-UATRPO's recommended settings beside sb3-contrib's TRPO and PPO with RL Zoo's settings.
+UATRPO's preset beside Stable-Baselines3's PPO and sb3-contrib's TRPO with RL Zoo's hyperparameters.
 
     python benchmarks/show_recommended.py
+    python benchmarks/show_recommended.py --report
 
-It prints five tables, the first four with a row for each task that has runs of UATRPO:
+It prints these tables, most with a row for each environment that has runs of UATRPO:
 
-- final returns, the number of runs, verdicts by the rule of docs/results.md, and the minutes that
-  ``benchmark_recommended.py`` measured. Where there are several PPOs, the one with the highest mean is the rival.
-- the last deterministic evaluations, the kind of figure that is usually published
-- UATRPO beside TRPO on the same code with the same settings, and beside itself without the noise estimate. The median
-  KL ratio is the actual KL divergence of a proposed step over the estimated one, of UATRPO and of this TRPO.
-- UATRPO on versions 4 and 5 of the task
-- the p of Welch's test for each comparison of the first table: alone, corrected for the six tasks as in that table, and
-  corrected for all twelve comparisons at once
+- mean final returns, and the minutes that ``benchmark_recommended.py`` measured. Where there are several PPOs, the one
+  with the highest mean is shown. A star marks what UATRPO is significantly ahead of, and brackets hold the number of
+  runs where it is not the largest one.
+- the differences with 95% bootstrap intervals, and the p of Welch's test, corrected by Holm's method for six
+  environments. Bold is significant: p < 0.05, and the bootstrap interval with the same correction excludes zero.
+- both for the last deterministic evaluations, the kind of figure that is usually published
+- UATRPO beside its controls: TRPO on the same code with the same hyperparameters, and UATRPO without the uncertainty
+  term. The median KL ratio is the actual KL divergence of a proposed step over the estimated one, of UATRPO and of this
+  TRPO.
+- UATRPO on versions 4 and 5 of the environment
+- the p of each comparison: alone, corrected for six environments, and corrected for all twelve comparisons at once;
+  and how many leads are significant
+- over all environments, on the seeds that all methods have on each of them: the interquartile mean (IQM) of scores, and
+  how probably a run of UATRPO ends above one of the other method, with intervals (rliable's stratified bootstrap). A
+  score is the final return scaled so that in each environment the lowest of these runs has 0 and the highest 1.
 
-The picture shows the training returns over steps and over minutes.
+The figures show these aggregates beside learning curves, learning curves over minutes, and those of the controls.
 
-With ``--newer``, runs of UATRPO and of its controls in those folders replace all others on the same tasks, because
-their settings have changed; the rivals' settings have not, so all of their runs count. Without options, the tables have
-all runs with today's settings, as README and docs/results.md show them.
+With ``--newer``, runs of UATRPO and of its controls in those folders replace all others on the same environments,
+because their hyperparameters have changed; those of PPO and TRPO have not, so all of their runs count. Without options,
+the tables have all runs with today's hyperparameters. ``--report`` writes them to ``report.md`` beside the figures,
+with the comparisons that were made before all of these runs existed.
 """
 
 import argparse
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from judge_study import FEW, holm, judge, markdown, of_updates, records_in
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rliable import library, metrics
 
-from sb3_uatrpo.study import StudyError, difference_of_means, standard_error
-from sb3_uatrpo.study.plots import plot_learning_curves, styles
+from sb3_uatrpo.study import Estimate, StudyError, difference_of_means, standard_error
+from sb3_uatrpo.study.plots import plot_estimates, plot_learning_curves, styles
 from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 
 RESULTS = Path(__file__).parent / "results"
-# In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of environments
+# In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of parallel environments
 FOLDERS, NEWER = ("recommended", "rivals", "more_seeds"), ("ant", "swimmer")
+# What was compared before, with the heading in the report
+EARLIER = {
+    "The first comparison: seeds 0 to 4, λ 0.95 on Ant, one environment on Swimmer": ("recommended", "rivals"),
+    "Ant after its λ had changed: seeds 5 to 9": ("ant",),
+    "Seeds 5 to 9, one environment on Swimmer": ("more_seeds",),
+}
 TASKS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Swimmer-v4", "Ant-v4", "Humanoid-v4"]
-OURS, RIVALS = "uatrpo", ("ppo", "trpo")
+OURS, BASELINES = "uatrpo", ("ppo", "trpo")
 NAMES = {OURS: "UATRPO", "ppo": "PPO", "trpo": "TRPO"}
-# What is due to the method, and not to the settings?
+# What is due to the method, and not to the hyperparameters?
 MATCHED = "trpo_matched (same settings)"
-CONTROLS = {MATCHED: "TRPO, same settings", "uatrpo (uncertainty_coef=0)": "without Σ"}
-# Algorithms whose settings follow ours
+CONTROLS = {MATCHED: "TRPO, same hyperparameters", "uatrpo (uncertainty_coef=0)": "without the uncertainty term"}
+# Algorithms whose hyperparameters follow ours
 OF_OURS = (OURS, "trpo_matched")
 # The level of Welch's test
 SIGNIFICANT = 0.05
+TRAINING, EVALUATION = "final_return", "last_evaluation"
+N_RESAMPLES = 2000
 
-# The runs of each task and label
+# The runs of each environment and label
 Groups = Mapping[tuple[str, str], pd.DataFrame]
+# For each baseline, ``judge``'s table
+Judged = Mapping[str, pd.DataFrame]
+Minutes = Mapping[tuple[str, str], float]
 
 
 def tasks_of(groups: Groups) -> list[str]:
     return [task for task in TASKS if (task, OURS) in groups]
 
 
-def labels_of(groups: Groups, task: str, algorithm: str) -> list[str]:
+def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
     """
-    :return: the labels of an algorithm and its variants, in descending order of their mean final return. Ours has no
-        variants.
+    :return: the label of an algorithm or its variant with the highest mean final return; ``None`` without runs. Ours
+        has no variants.
     """
     if algorithm == OURS:
-        return [OURS]
+        return OURS if (task, OURS) in groups else None
     labels = [label for env_id, label in groups if env_id == task and label.partition(" (")[0] == algorithm]
-    return sorted(labels, key=lambda label: -groups[task, label].final_return.mean())
+    return max(labels, key=lambda label: groups[task, label].final_return.mean(), default=None)
 
 
-def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
-    """:return: the rival: the label with the highest mean final return; ``None`` without runs"""
-    return next(iter(labels_of(groups, task, algorithm)), None)
-
-
-def judged_against(groups: Groups, others: Mapping[str, str | None], least: int = FEW) -> pd.DataFrame:
+def judged_against(
+    groups: Groups, others: Mapping[str, str | None], least: int = FEW, column: str = TRAINING
+) -> pd.DataFrame:
     """
-    :param others: for each task, the label to compare UATRPO with
-    :param least: number of runs that both must have on a task
-    :return: ``judge``'s table of the tasks where both have them, corrected for all tasks
+    :param others: for each environment, the label to compare UATRPO with
+    :param least: number of runs that both must have in an environment
+    :param column: the returns to compare
+    :return: ``judge``'s table of the environments where both have them, corrected for all environments
     """
     samples = {}
     for task, label in others.items():
         if label and {(task, OURS), (task, label)} <= groups.keys():
-            pair = (groups[task, OURS].final_return.to_numpy(), groups[task, label].final_return.to_numpy())
-            if min(map(len, pair)) >= least:
-                samples[task] = pair
+            ours, theirs = (groups[task, of][column].dropna().to_numpy() for of in (OURS, label))
+            if min(len(ours), len(theirs)) >= least:
+                samples[task] = (ours, theirs)
     return judge(samples, difference_of_means, len(TASKS)) if samples else pd.DataFrame()
 
 
-def judged_against_rivals(groups: Groups) -> dict[str, pd.DataFrame]:
-    return {rival: judged_against(groups, {task: best_of(groups, task, rival) for task in TASKS}) for rival in RIVALS}
+def judged_against_baselines(groups: Groups, column: str) -> Judged:
+    return {
+        algorithm: judged_against(groups, {task: best_of(groups, task, algorithm) for task in TASKS}, column=column)
+        for algorithm in BASELINES
+    }
 
 
-def tabulate(groups: Groups, judged: Mapping[str, pd.DataFrame], minutes: Mapping[tuple[str, str], float]) -> str:
-    """UATRPO beside its rivals: a table in Markdown, with a column of minutes if there are any."""
+def is_significant(row: pd.Series) -> bool:
+    """Where Welch's test, which five runs suit better than the bootstrap, confirms the difference."""
+    return bool(row.verdict in ("better", "worse") and row["Holm's p"] < SIGNIFICANT)
+
+
+def tabulate_returns(groups: Groups, judged: Judged, minutes: Minutes, column: str = TRAINING) -> str:
+    """UATRPO beside PPO and TRPO: a table in Markdown, with a column of minutes if there are any."""
     rows = []
     for task in tasks_of(groups):
-        row = {"task": task, **returns_on(groups, task, "final_return")}
-        best = [best_of(groups, task, name) for name in (OURS, *RIVALS)]
-        row["runs"] = ", ".join("–" if label is None else str(len(groups[task, label])) for label in best)
-        for rival in RIVALS:
-            is_judged = task in judged[rival].index
-            row[f"against {NAMES[rival]}"] = verdict_of(judged[rival].loc[task]) if is_judged else "–"
+        labels = {algorithm: best_of(groups, task, algorithm) for algorithm in NAMES}
+        row = {"environment": task}
+        for algorithm, label in labels.items():
+            ahead = algorithm != OURS and task in judged[algorithm].index and judged[algorithm].loc[task]
+            marks = [
+                returns_of(groups, task, label, column) if label else "–",
+                r"\*" if ahead is not False and is_significant(ahead) and ahead.difference > 0 else "",
+                "†" if label not in (None, algorithm) else "",
+            ]
+            row[NAMES[algorithm]] = " ".join(filter(None, marks))
         if minutes:
-            timed = [minutes.get((task, best_of(groups, task, name) or name)) for name in (OURS, *RIVALS)]
-            row["minutes"] = ", ".join("–" if value is None else f"{value:.1f}" for value in timed)
+            timed = [minutes.get((task, label or algorithm)) for algorithm, label in labels.items()]
+            # halves are rounded up
+            shown = ("–" if value is None else f"{value + 1e-9:.0f}" for value in timed)
+            row["minutes"] = ", ".join(shown)
         rows.append(row)
     return markdown(rows)
 
 
-def tabulate_evaluations(groups: Groups) -> str:
-    """The last deterministic evaluations of UATRPO and its rivals: a table in Markdown."""
-    return markdown([{"task": task, **returns_on(groups, task, "last_evaluation")} for task in tasks_of(groups)])
+def tabulate_differences(groups: Groups, judged: Judged) -> str:
+    """UATRPO minus each baseline: a table in Markdown."""
+    rows = []
+    for task in tasks_of(groups):
+        counts = [len(groups[task, label]) if (label := best_of(groups, task, name)) else 0 for name in NAMES]
+        row = {"environment": task, "runs": ", ".join(map(str, counts))}
+        for algorithm, table in judged.items():
+            known = task in table.index
+            row[f"minus {NAMES[algorithm]}"] = difference_of(table.loc[task], with_interval=True) if known else "–"
+        rows.append(row)
+    return markdown(rows)
 
 
 def tabulate_controls(groups: Groups) -> str:
-    """
-    UATRPO beside its controls: a table in Markdown. With a few runs, bootstrap intervals are too narrow to judge by, so
-    it has the differences with the p of Welch's test, corrected for all tasks.
-    """
+    """UATRPO beside its controls: a table in Markdown."""
     judged = {label: judged_against(groups, dict.fromkeys(TASKS, label), least=2) for label in CONTROLS}
     rows = []
     for task in tasks_of(groups):
-        row = {"task": task, "UATRPO": returns_of(groups, task, OURS)}
-        row |= {name: returns_of(groups, task, label).partition(" (")[0] for label, name in CONTROLS.items()}
+        row = {"environment": task, "UATRPO": returns_of(groups, task, OURS)}
         for label, name in CONTROLS.items():
-            of_task = judged[label].loc[task] if task in judged[label].index else None
-            row[f"difference from {name}"] = "–" if of_task is None else difference_of(of_task)
+            row[name] = returns_of(groups, task, label)
+            known = task in judged[label].index
+            row[f"minus {name}"] = difference_of(judged[label].loc[task]) if known else "–"
         row["median KL ratio"] = ", ".join(median_kl_ratio(groups, task, label) for label in (OURS, MATCHED))
         rows.append(row)
     return markdown(rows)
 
 
 def tabulate_versions(groups: Groups) -> str:
-    """UATRPO on version 4 and version 5 of each task: a table in Markdown."""
+    """UATRPO on version 4 and version 5 of each environment: a table in Markdown."""
     rows = []
     for task in tasks_of(groups):
         name, _, _ = task.rpartition("-")
-        rows.append({"task": name, **{f"version {n}": returns_of(groups, f"{name}-v{n}", OURS) for n in (4, 5)}})
+        rows.append({"environment": name, **{f"version {n}": returns_of(groups, f"{name}-v{n}", OURS) for n in (4, 5)}})
     return markdown(rows)
 
 
-def tabulate_p_values(judged: Mapping[str, pd.DataFrame]) -> str:
-    """Each comparison with a rival, and what corrections make of its p: a table in Markdown, or nothing without any."""
-    tables = {rival: table for rival, table in judged.items() if not table.empty}
-    if not tables:
-        return ""
-    compared = pd.concat(tables, names=["rival"])
-    for_all = holm(compared["Welch's p"], len(RIVALS) * len(TASKS))
-    rows = [
-        {
-            "task": task,
-            "against": NAMES[rival],
-            "p": in_words(row["Welch's p"]),
-            "corrected for six tasks": in_words(row["Holm's p"]),
-            "for all twelve": in_words(for_all[rival, task]),
-        }
-        for (rival, task), row in compared.sort_values("Welch's p").iterrows()
-    ]
-    return markdown(rows)
+def tabulate_p_values(judged: Mapping[str, Judged]) -> str:
+    """
+    Each comparison with a baseline, and what corrections make of its p, in training and in evaluations: a table in
+    Markdown, or nothing without any.
+    """
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for kind, by_algorithm in judged.items():
+        tables = {algorithm: table for algorithm, table in by_algorithm.items() if not table.empty}
+        if not tables:
+            continue
+        compared = pd.concat(tables, names=["algorithm"])
+        for_all = holm(compared["Welch's p"], len(BASELINES) * len(TASKS))
+        for (algorithm, task), row in compared.sort_values("Welch's p").iterrows():
+            cells = rows.setdefault((task, algorithm), {"environment": task, "against": NAMES[algorithm]})
+            cells[f"{kind}: p"] = in_words(row["Welch's p"])
+            cells[f"{kind}: for six"] = in_words(row["Holm's p"])
+            cells[f"{kind}: for twelve"] = in_words(for_all[algorithm, task])
+    return markdown(list(rows.values())) if rows else ""
 
 
-def returns_on(groups: Groups, task: str, column: str) -> dict[str, str]:
-    """:return: by algorithm, the returns of all its variants, in the order of their mean final returns"""
-    cells = {
-        name: [returns_of(groups, task, label, column) for label in labels_of(groups, task, algorithm)]
-        for algorithm, name in NAMES.items()
+def count_leads(judged: Mapping[str, Judged]) -> str:
+    """How many comparisons UATRPO leads significantly by Welch's test: a table in Markdown, or nothing without any."""
+    counts: dict[str, dict[str, int]] = {"corrected for six environments": {}, "corrected for twelve comparisons": {}}
+    for kind, by_algorithm in judged.items():
+        tables = [table for table in by_algorithm.values() if not table.empty]
+        if not tables:
+            return ""
+        compared = pd.concat(tables)
+        all_p = pd.Series(compared["Welch's p"].to_numpy())
+        corrected = (compared["Holm's p"].to_numpy(), holm(all_p, len(BASELINES) * len(TASKS)).to_numpy())
+        for of_kind, p in zip(counts.values(), corrected, strict=True):
+            of_kind[kind] = int(np.sum((p < SIGNIFICANT) & (compared.difference > 0)))
+    return markdown([{"Welch's test": name, **of} for name, of in counts.items()])
+
+
+def common_scores(groups: Groups) -> tuple[dict[str, np.ndarray], list[int]]:
+    """
+    Final returns on the seeds that all methods have in each environment, scaled from 0, the lowest of them in the
+    environment, to 1, the highest.
+
+    :return: for each method (``n_runs x n_environments``), and the seeds; nothing without such seeds
+    """
+    tasks = tasks_of(groups)
+    labels = {algorithm: [best_of(groups, task, algorithm) or "" for task in tasks] for algorithm in NAMES}
+    if not all(label for of_tasks in labels.values() for label in of_tasks):
+        return {}, []
+    runs = {
+        algorithm: [groups[task, label].set_index("seed").final_return for task, label in zip(tasks, of, strict=True)]
+        for algorithm, of in labels.items()
     }
-    return {name: "; ".join(returns) or "–" for name, returns in cells.items()}
+    seeds = sorted(set.intersection(*(set(of_task.index) for of in runs.values() for of_task in of)))
+    if len(seeds) < 2:
+        return {}, []
+    returns = {NAMES[algorithm]: np.stack([of_task[seeds] for of_task in of], axis=1) for algorithm, of in runs.items()}
+    every = np.concatenate(list(returns.values()))
+    low, high = every.min(axis=0), every.max(axis=0)
+    return {name: (values - low) / (high - low) for name, values in returns.items()}, seeds
 
 
-def returns_of(groups: Groups, task: str, label: str, column: str = "final_return") -> str:
+def aggregates(scores: Mapping[str, np.ndarray]) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """
+    :return: the interquartile mean of each method, and the probability that UATRPO improves on each other one, averaged
+        over environments; rliable's, with 95% intervals of its stratified bootstrap
+    """
+    if not scores:
+        return {}, {}
+    ours = scores[NAMES[OURS]]
+    pairs = {f"over {name}": (ours, values) for name, values in scores.items() if name != NAMES[OURS]}
+    found = []
+    for values, statistic in (
+        (scores, lambda x: np.array([metrics.aggregate_iqm(x)])),
+        (pairs, lambda x, y: np.array([metrics.probability_of_improvement(x, y)])),
+    ):
+        with warnings.catch_warnings():
+            # rliable passes its generator on in a way that arch calls deprecated
+            warnings.simplefilter("ignore", FutureWarning)
+            # and draws runs of pairs from NumPy's global one
+            np.random.seed(0)
+            points, intervals = library.get_interval_estimates(
+                values, statistic, reps=N_RESAMPLES, random_state=np.random.RandomState(0)
+            )
+        found.append({name: Estimate(points[name][0], *intervals[name][:, 0]) for name in values})
+    return found[0], found[1]
+
+
+def tabulate_aggregates(means: Mapping[str, Estimate], improvements: Mapping[str, Estimate]) -> str:
+    """A table in Markdown, or nothing without estimates."""
+    if not means:
+        return ""
+    rows = [{"": f"IQM of {name}", "value": in_interval(of)} for name, of in means.items()]
+    return markdown(
+        rows + [{"": f"probability of improvement {k}", "value": in_interval(v)} for k, v in improvements.items()]
+    )
+
+
+def in_interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def returns_of(groups: Groups, task: str, label: str, column: str = TRAINING) -> str:
+    """Mean ± standard error, with the number of runs in brackets if other methods or environments have more."""
     if (task, label) not in groups or (returns := groups[task, label][column].dropna()).empty:
         return "–"
-    variant = label.partition(" ")[2]
     error = f" ± {standard_error(returns):,.0f}" if len(returns) > 1 else ""
-    few = f" [{len(returns)}]" if len(returns) < FEW else ""
-    return " ".join(filter(None, [f"{returns.mean():,.0f}{error}{few}", variant]))
+    few = f" [{len(returns)}]" if len(returns) < max(map(len, groups.values())) else ""
+    return f"{returns.mean():,.0f}{error}{few}"
 
 
 def median_kl_ratio(groups: Groups, task: str, label: str) -> str:
     return of_updates(groups[task, label], "kl_ratio", np.median, ".2f") if (task, label) in groups else "–"
 
 
-def verdict_of(row: pd.Series) -> str:
-    """In bold where Welch's test, which five runs suit better than the bootstrap, confirms the difference."""
-    confirmed = row.verdict in ("better", "worse") and row["Holm's p"] < SIGNIFICANT
-    verdict = f"**{row.verdict}**" if confirmed else row.verdict
-    return f"{verdict}: {row.difference:+,.0f} ({row.low:,.0f} to {row.high:,.0f}), {p_of(row)}"
-
-
-def difference_of(row: pd.Series) -> str:
-    return f"{row.difference:+,.0f}, {p_of(row)}"
-
-
-def p_of(row: pd.Series) -> str:
+def difference_of(row: pd.Series, with_interval: bool = False) -> str:
+    difference = f"{row.difference:+,.0f}"
+    interval = f" ({row.low:,.0f} to {row.high:,.0f})" if with_interval else ""
     p = in_words(row["Holm's p"])
-    return f"p {p}" if p.startswith("<") else f"p = {p}"
+    return f"{f'**{difference}**' if is_significant(row) else difference}{interval}, p {p if p[0] == '<' else f'= {p}'}"
 
 
 def in_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
-    """Training returns, mean and standard error over runs: above over steps, below over minutes."""
+def draw_recommended(groups: Groups, means: Mapping[str, Estimate], improvements: Mapping[str, Estimate]) -> Figure:
+    """Aggregates over the environments, if there are any, beside the learning curves of each."""
     tasks = tasks_of(groups)
-    style = styles([OURS, *RIVALS])
-    # as wide as the legend at least
-    figure = Figure(figsize=(max(2.6 * len(tasks), 4.4), 5.2), layout="constrained")
-    axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
-    for (above, below), task in zip(axes.T, tasks, strict=True):
-        labels = {name: best_of(groups, task, name) for name in (OURS, *RIVALS)}
-        curves = {name: learning_curves(groups[task, label]) for name, label in labels.items() if label}
-        plot_learning_curves(above, curves, style, "training return" if task == tasks[0] else "")
-        for name, (steps, returns) in curves.items():
-            per_million = minutes.get((task, labels[name] or name))
-            if per_million is not None:
-                mean = np.nanmean(returns, axis=0)
-                below.plot(steps / 1e6 * per_million, mean, label=NAMES[name], **style[name])
-        above.set_title(task)
-        below.set(xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
-        below.set_xlim(left=0)
-        for ax in (above, below):
-            ax.grid(alpha=0.3)
-    handles = [axes[0, 0].plot([], [], **style[name], label=NAMES[name])[0] for name in (OURS, *RIVALS)]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    n_columns = math.ceil(len(tasks) / 2)
+    style = {NAMES[name]: of for name, of in styles(list(NAMES)).items()}
+    figure = Figure(figsize=(3.4 + 2.7 * n_columns, 5.4), layout="constrained")
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(3.2, 2.7 * n_columns))[0]
+    axes = right.subplots(2, n_columns, squeeze=False)
+    for ax, task in zip(axes.flat, tasks, strict=False):
+        draw_curves(ax, groups, task, {NAMES[name]: best_of(groups, task, name) for name in NAMES}, style)
+    for ax in axes.flat[len(tasks) :]:
+        ax.set_axis_off()
+    above, below = left.subplots(2, 1, height_ratios=(3, 2))
+    if means:
+        plot_estimates(above, means, "final returns, scaled to 0 to 1", style, xlim=(0, 1))
+        above.set_title("IQM over all environments")
+        plot_estimates(below, improvements, "pairs in which UATRPO ends higher", reference=0.5, xlim=(0, 1))
+        below.set_title("Probability of improvement")
+    right.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
     return figure
 
 
-def main(args: list[str] | None = None) -> tuple[str, ...]:
-    """:return: the five tables"""
+def draw_minutes(groups: Groups, minutes: Minutes) -> Figure:
+    """Mean training returns over minutes."""
+    tasks = tasks_of(groups)
+    style = {NAMES[name]: of for name, of in styles(list(NAMES)).items()}
+    figure, axes = one_row(len(tasks))
+    for ax, task in zip(axes, tasks, strict=True):
+        for algorithm, name in NAMES.items():
+            label = best_of(groups, task, algorithm)
+            per_million = minutes.get((task, label or algorithm))
+            if label and per_million is not None:
+                steps, returns = learning_curves(groups[task, label])
+                ax.plot(steps / 1e6 * per_million, np.nanmean(returns, axis=0), **style[name])
+        ax.set(title=task, xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
+        ax.set_xlim(left=0)
+        ax.grid(alpha=0.3)
+    figure.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
+    return figure
+
+
+def draw_controls(groups: Groups) -> Figure:
+    """Learning curves of UATRPO and its controls."""
+    tasks = tasks_of(groups)
+    labels = {NAMES[OURS]: OURS, **{name: label for label, name in CONTROLS.items()}}
+    style = dict(zip(labels, styles(list(labels.values())).values(), strict=True))
+    figure, axes = one_row(len(tasks))
+    for ax, task in zip(axes, tasks, strict=True):
+        draw_curves(ax, groups, task, labels, style)
+    figure.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
+    return figure
+
+
+def one_row(n: int) -> tuple[Figure, list[Axes]]:
+    # as wide as the legend at least
+    figure = Figure(figsize=(max(2.6 * n, 6.0), 2.9), layout="constrained")
+    return figure, list(figure.subplots(1, n, squeeze=False).flat)
+
+
+def draw_curves(
+    ax: Axes, groups: Groups, task: str, labels: Mapping[str, str | None], style: Mapping[str, Mapping[str, Any]]
+) -> None:
+    known = {name: label for name, label in labels.items() if label and (task, label) in groups}
+    curves = {name: learning_curves(groups[task, label]) for name, label in known.items()}
+    plot_learning_curves(ax, curves, style, "")
+    place = ax.get_subplotspec()
+    ax.set(title=task, xlabel="timesteps", ylabel="training return" if place and place.is_first_col() else "")
+    ax.grid(alpha=0.3)
+
+
+def entries(style: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """:return: the legend's lines"""
+    ax = Figure().subplots()
+    return [ax.plot([], [], **of, label=name)[0] for name, of in style.items()]
+
+
+def groups_in(folders: list[Path], newer_folders: list[Path], tasks: list[str]) -> Groups:
+    """
+    :param folders: studies
+    :param newer_folders: studies whose runs of ours replace those of the others on the same environments
+    :param tasks: version 4 of the environments to keep
+    :return: the finished runs of each environment and label
+    :raises StudyError: if a folder is missing, or the runs cannot be averaged, or none is ours
+    """
+    records, newer = ([record for folder in of for record in records_in(folder)] for of in (folders, newer_folders))
+    if newer_folders and not newer:
+        raise StudyError(f"there are no records in {', '.join(map(str, newer_folders))}")
+    replaced = {record.spec.env_id for record in newer}
+    kept = [record for record in records if record.spec.env_id not in replaced or record.spec.algo not in OF_OURS]
+    runs = tabulate_runs(kept + newer)
+    # of both versions
+    names = {task.rpartition("-")[0] for task in tasks}
+    runs = runs[runs.final_return.notna() & (runs.variant == "") & runs.environment.str.rpartition("-")[0].isin(names)]
+    runs[EVALUATION] = [
+        np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
+        for record in runs.record
+    ]
+    groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
+    if not any(label == OURS for _, label in groups):
+        raise StudyError(f"there are no finished runs of {OURS}")
+    return groups
+
+
+def tables_of(groups: Groups, minutes: Minutes) -> dict[str, str]:
+    """:return: the tables in Markdown by their headings in the report"""
+    judged = {
+        "training": judged_against_baselines(groups, TRAINING),
+        "evaluation": judged_against_baselines(groups, EVALUATION),
+    }
+    return {
+        "Final returns": tabulate_returns(groups, judged["training"], minutes),
+        "Differences of final returns": tabulate_differences(groups, judged["training"]),
+        "Last deterministic evaluations": tabulate_returns(groups, judged["evaluation"], {}, EVALUATION),
+        "Differences of the last evaluations": tabulate_differences(groups, judged["evaluation"]),
+        "Controls": tabulate_controls(groups),
+        "Versions": tabulate_versions(groups),
+        "p values": tabulate_p_values(judged),
+        "Significant leads": count_leads(judged),
+    }
+
+
+def report(groups: Groups, tables: Mapping[str, str], earlier: Mapping[str, list[str]], seeds: list[int]) -> str:
+    """:return: the page in Markdown"""
+    notes = {
+        "Final returns": r"Brackets: number of runs where it is not ten. \*: UATRPO is significantly ahead. †: "
+        "Stable-Baselines3's default hyperparameters, which do better than RL Zoo's: "
+        f"{returns_of(groups, 'Hopper-v4', 'ppo')}.",
+        "Controls": "The median KL ratio is that of UATRPO, then of TRPO.\n\n![Learning curves](controls.png)",
+        "Over all environments": f"On seeds {', '.join(map(str, seeds))}.",
+    }
+    parts = [
+        "# UATRPO beside PPO, TRPO and its controls\n\n`python benchmarks/show_recommended.py --report` writes this "
+        "page and draws its figures; its docstring explains the tables. [Results](../../../docs/results.md) discusses "
+        "them.",
+        "![Aggregates and learning curves](recommended.png)\n![Training returns over minutes](minutes.png)",
+    ]
+    for name, table in tables.items():
+        parts += filter(None, [f"## {name}", table, notes.get(name)])
+    parts.append("## Earlier comparisons")
+    for name, each in earlier.items():
+        parts += [f"### {name}", *each]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(args: list[str] | None = None) -> dict[str, str]:
+    """:return: the tables by their headings"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, nargs="+", help=f"default: {', '.join(FOLDERS)}")
     parser.add_argument(
@@ -240,58 +460,47 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
         nargs="+",
         help=f"our runs here replace those of --folder; default: none with --folder, and {', '.join(NEWER)} without",
     )
-    parser.add_argument("--env", nargs="+", choices=TASKS, default=TASKS, help="the tasks to show; default: all six")
+    parser.add_argument("--env", nargs="+", choices=TASKS, default=TASKS, help="the environments; default: all six")
     parser.add_argument(
         "--minutes",
         type=Path,
         default=RESULTS / "recommended" / "minutes.json",
-        help="what benchmark_recommended.py wrote for today's settings; none leaves them out",
+        help="what benchmark_recommended.py wrote for today's hyperparameters; none leaves them out",
     )
-    parser.add_argument("--output", type=Path, default=RESULTS / "recommended" / "recommended.png")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS / "recommended", help="the folder of the figures and of the report"
+    )
+    parser.add_argument("--report", action="store_true", help="write report.md, with the earlier comparisons")
     options = parser.parse_args(args)
+    if options.report and (options.folder or options.newer):
+        parser.error("--report is about all runs, so it takes neither --folder nor --newer")
     newer_folders = options.newer or ([] if options.folder else [RESULTS / name for name in NEWER])
     try:
-        records, newer = (
-            [record for folder in folders for record in records_in(folder)]
-            for folders in (options.folder or [RESULTS / name for name in FOLDERS], newer_folders)
-        )
+        groups = groups_in(options.folder or [RESULTS / name for name in FOLDERS], newer_folders, options.env)
     except StudyError as error:
-        parser.error(str(error))
-    if newer_folders and not newer:
-        parser.error(f"--newer: there are no records in {', '.join(map(str, newer_folders))}")
-    replaced = {record.spec.env_id for record in newer}
-    records = [
-        record for record in records if record.spec.env_id not in replaced or record.spec.algo not in OF_OURS
-    ] + newer
-    try:
-        runs = tabulate_runs(records)
-    except StudyError as error:
-        parser.error(f"--folder: {error}")
-    # of both versions
-    names = {task.rpartition("-")[0] for task in options.env}
-    runs = runs[runs.final_return.notna() & (runs.variant == "") & runs.environment.str.rpartition("-")[0].isin(names)]
-    runs["last_evaluation"] = [
-        np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
-        for record in runs.record
-    ]
-    groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
-    if not any(label == OURS for _, label in groups):
-        parser.error(f"--folder: there are no finished runs of {OURS}")
-    minutes: dict[tuple[str, str], float] = {}
+        parser.error(f"--folder, --newer: {error}")
+    minutes: Minutes = {}
     if options.minutes.exists():
         times = pd.DataFrame(json.loads(options.minutes.read_text())["minutes"])
         minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
-    judged = judged_against_rivals(groups)
-    tables = (
-        tabulate(groups, judged, minutes),
-        tabulate_evaluations(groups),
-        tabulate_controls(groups),
-        tabulate_versions(groups),
-        tabulate_p_values(judged),
-    )
-    print(*filter(None, tables), sep="\n\n")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    draw(groups, minutes).savefig(options.output, dpi=120)
+    scores, seeds = common_scores(groups)
+    means, improvements = aggregates(scores)
+    tables = tables_of(groups, minutes) | {"Over all environments": tabulate_aggregates(means, improvements)}
+    tables = {name: table for name, table in tables.items() if table}
+    print("\n\n".join(f"{name}\n\n{table}" for name, table in tables.items()))
+    options.output.mkdir(parents=True, exist_ok=True)
+    figures = {"recommended": draw_recommended(groups, means, improvements), "controls": draw_controls(groups)}
+    if minutes:
+        figures["minutes"] = draw_minutes(groups, minutes)
+    for name, figure in figures.items():
+        figure.savefig(options.output / f"{name}.png", dpi=120)
+    if options.report:
+        earlier = {}
+        for name, folders in EARLIER.items():
+            then = groups_in([RESULTS / each for each in folders], [], options.env)
+            judged = judged_against_baselines(then, TRAINING)
+            earlier[name] = [tabulate_returns(then, judged, {}), tabulate_differences(then, judged)]
+        (options.output / "report.md").write_text(report(groups, tables, earlier, seeds), encoding="utf-8")
     return tables
 
 

@@ -1,21 +1,28 @@
 """
-What did each lever of a search do?
+What did each change of a search do?
 
     python benchmarks/tabulate_search.py --folder benchmarks/results/search
 
-A row for each task and variant, over its runs: the final returns; the area under the learning curve, which is the mean
-training return over the whole run and less noisy than the end; the critic's explained variance and the policy's mean
-standard deviation in the last fifth of the updates; and the mean KL divergence of an update. Returns and areas are
-means with their standard errors.
+A row for each environment and variant, over its runs: the final returns; the area under the learning curve, which is
+the mean training return over the whole run and less noisy than the end; the critic's explained variance and the
+policy's mean standard deviation in the last fifth of the updates; and the mean KL divergence of an update. Returns and
+areas are means with their standard errors.
 
     python benchmarks/tabulate_search.py --folder benchmarks/results/search --rivals benchmarks/results/rivals \\
         --env HalfCheetah-v4 Walker2d-v4 Ant-v4 --seeds 100 101 102 103
 
-ranks the settings that have runs with all of these seeds on all of these tasks instead, by their final return in terms
-of the best rival's (the objective), and says how large their area is in the same terms.
+ranks the settings that have runs with all of these seeds in all of these environments instead, by their normalised
+score: the final return in units of the mean final return of the better of PPO and TRPO. It gives the area in the same
+units, and marks a setting that is behind ``--base`` by two standard errors of the difference, in either, by †.
+
+    python benchmarks/tabulate_search.py --report
+
+writes all of this for the committed search to ``report.md`` in its folder, and for each change of the preset the
+difference that it made.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +35,12 @@ from sb3_uatrpo.study.results import learning_curves, tabulate_runs
 # The tasks on which the main candidates were compared, and their seeds
 TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
 SEEDS = [100, 101, 102, 103]
+RESULTS = Path(__file__).parent / "results"
+# The preset, in the search and in the runs of a million timesteps
+CHOSEN = "batches of 2000 and target_kl 0.02"
+CHOSEN_FOR_A_MILLION = ("base", f"{CHOSEN} and log_std -1")
+# Runs that start from other settings than the preset: stages 1 and 2, and what was tried from there alone
+FROM_ELSEWHERE = ("base", "log_std -1", "γ 0.99 λ 0.95 log_std -1", "γ 0.99 λ 0.95 log_std -2", "γ 0.9999 λ 0.99")
 
 
 def of_last_updates(runs: pd.DataFrame, key: str, share: float) -> str:
@@ -83,45 +96,128 @@ def tabulate_settings(runs: pd.DataFrame) -> str:
     return markdown([row for *_, row in sorted(rows, key=lambda of: of[:2])])
 
 
-def mean_over_tasks(values: list[np.ndarray]) -> str:
-    """Mean over tasks of the mean over each one's runs, with its standard error if there are several runs."""
+def mean_over_tasks(values: list[np.ndarray]) -> tuple[float, float]:
+    """Mean over environments of the mean over each one's runs, and its standard error, NaN for a single run."""
     mean = np.mean([np.mean(of_task) for of_task in values])
     error = np.sqrt(np.sum(np.square([standard_error(of_task) for of_task in values]))) / len(values)
+    return float(mean), float(error)
+
+
+def with_error(mean: float, error: float) -> str:
     return f"{mean:.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else "")
 
 
-def tabulate_objective(runs: pd.DataFrame, rivals: pd.DataFrame, tasks: list[str], seeds: list[int]) -> str:
+def tabulate_objective(
+    runs: pd.DataFrame, baselines: pd.DataFrame, tasks: list[str], seeds: list[int], base: str = ""
+) -> str:
     """
-    The settings with runs of all seeds on all tasks, the highest objective first: a table in Markdown. A cell has the
-    mean final return with its standard error, and the area.
+    The settings with runs of all seeds in all environments, the highest normalised score first: a table in Markdown. A
+    cell has the mean final return with its standard error, and the area.
 
-    With the mean final return b of a task's best rival, the objective is the mean over tasks of final return / b, and
-    "by area" is the mean of area / b.
+    With the mean final return b of the better of PPO and TRPO in an environment, the normalised score is the mean over
+    environments of final return / b, and "by area" is the mean of area / b.
+
+    :param base: setting that the others are compared with: † marks those that are behind it, in score or by area, by
+        at least two standard errors of the difference
     """
-    best = rivals.groupby(["environment", "algorithm"]).final_return.mean().groupby("environment").max()
+    best = baselines.groupby(["environment", "algorithm"]).final_return.mean().groupby("environment").max()
     runs = runs[runs.environment.isin(tasks) & runs.seed.isin(seeds)]
-    rows = []
+    rows = {}
     for label, of_setting in runs.groupby("algorithm"):
         of_tasks = {task: of_setting[of_setting.environment == task] for task in tasks}
         if any(set(group.seed) != set(seeds) for group in of_tasks.values()):
             continue
         areas = {task: areas_of(group) for task, group in of_tasks.items()}
-        row = {"setting": name_of(label)}
-        row |= {task: f"{mean_of(group.final_return)}; {areas[task].mean():,.0f}" for task, group in of_tasks.items()}
-        relative = [group.final_return / best[task] for task, group in of_tasks.items()]
-        row["objective"] = mean_over_tasks(relative)
-        row["by area"] = mean_over_tasks([areas[task] / best[task] for task in tasks])
-        rows.append((-np.mean([returns.mean() for returns in relative]), row))
-    return markdown([row for _, row in sorted(rows, key=lambda of: of[0])]) if rows else ""
+        cells = {task: f"{mean_of(group.final_return)}; {areas[task].mean():,.0f}" for task, group in of_tasks.items()}
+        scores = mean_over_tasks([(group.final_return / best[task]).to_numpy() for task, group in of_tasks.items()])
+        rows[name_of(label)] = (cells, scores, mean_over_tasks([areas[task] / best[task] for task in tasks]))
+
+    def is_behind(name: str) -> bool:
+        if base not in rows:
+            return False
+        pairs = zip(rows[name][1:], rows[base][1:], strict=True)
+        return any(ours - theirs <= -2 * np.hypot(a, b) for (ours, a), (theirs, b) in pairs)
+
+    ordered = sorted(rows.items(), key=lambda item: -item[1][1][0])
+    table = [
+        {"setting": name + (" †" if is_behind(name) else ""), **cells}
+        | {"normalised score": with_error(*scores), "by area": with_error(*by_area)}
+        for name, (cells, scores, by_area) in ordered
+    ]
+    return markdown(table) if table else ""
+
+
+def tabulate_changes(runs: pd.DataFrame, base: str, left_out: Sequence[str]) -> str:
+    """
+    What each change of the setting ``base`` did: a table in Markdown of the differences of mean final returns, ± the
+    standard error of the difference where both have several runs, with the number of runs in brackets.
+    """
+    runs = runs.assign(setting=runs.algorithm.map(name_of))
+    tasks = sorted(runs[runs.setting == base].environment.unique())
+    groups = dict(list(runs.groupby(["setting", "environment"]).final_return))
+    rows = []
+    for setting in sorted(set(runs.setting) - {base, *left_out}):
+        row = {"change": setting}
+        for task in tasks:
+            ours, theirs = groups.get((setting, task)), groups[base, task]
+            if ours is None:
+                row[task] = "–"
+                continue
+            error = np.hypot(standard_error(ours), standard_error(theirs))
+            row[task] = f"{ours.mean() - theirs.mean():+,.0f}"
+            row[task] += (f" ± {error:,.0f}" if np.isfinite(error) else "") + f" [{len(ours)}]"
+        if set(row.values()) - {setting, "–"}:
+            rows.append(row)
+    return markdown(rows)
+
+
+def report(search: Path, baselines: Path) -> str:
+    """
+    :param search: the folder of the committed search; ``million`` in it has the runs of a million timesteps
+    :param baselines: the folder of the runs of PPO and TRPO
+    :return: the page in Markdown
+    """
+    runs, million = finished_runs(search), finished_runs(search / "million")
+    of_baselines = finished_runs(baselines)
+    # the preset has two names among the runs of a million timesteps
+    first, *others = (f"uatrpo ({name})" if name != "base" else "uatrpo" for name in CHOSEN_FOR_A_MILLION)
+    renamed = million.assign(algorithm=million.algorithm.replace(dict.fromkeys(others, first)))
+    parts = [
+        "# The runs of the search",
+        "`python benchmarks/tabulate_search.py --report` writes this page; its docstring explains the tables. "
+        "[The search](README.md) has the study files.",
+        f"## Ranking after 500,000 timesteps\n\nThe preset is *{CHOSEN}*. †: behind it by two standard errors.",
+        tabulate_objective(runs, of_baselines, TASKS, SEEDS, CHOSEN),
+        "On seeds 100 and 103 alone, since 101 and 102 decided the choice:",
+        tabulate_objective(runs, of_baselines, TASKS, [100, 103], CHOSEN),
+        "## Ranking after a million timesteps\n\nThe preset is *base*, with λ 0.95 on Ant.",
+        tabulate_objective(million, of_baselines, TASKS, SEEDS, "base"),
+        "## What each change of the preset did\n\nAfter 500,000 timesteps; the preset has four runs, but one on "
+        "Humanoid.",
+        tabulate_changes(runs, CHOSEN, FROM_ELSEWHERE),
+        "After a million timesteps, with λ 0.95 on Ant:",
+        tabulate_changes(renamed, "base", ()),
+        "## All runs of 500,000 timesteps\n\nHere *base* is the start of the search.",
+        tabulate_settings(runs),
+        "## All runs of a million timesteps",
+        tabulate_settings(million),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main(args: list[str] | None = None) -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/search"))
-    parser.add_argument("--rivals", type=Path, help="the folder of the rivals' runs; ranks settings by the objective")
-    parser.add_argument("--env", nargs="+", default=TASKS, help="the tasks to rank by")
+    parser.add_argument("--rivals", type=Path, help="the folder of PPO's and TRPO's runs; ranks by normalised score")
+    parser.add_argument("--env", nargs="+", default=TASKS, help="the environments to rank by")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="the seeds to rank by")
+    parser.add_argument("--base", default="", help="the setting that the others are compared with")
+    parser.add_argument("--report", action="store_true", help="write report.md of the committed search")
     options = parser.parse_args(args)
+    if options.report:
+        page = report(RESULTS / "search", RESULTS / "rivals")
+        (RESULTS / "search" / "report.md").write_text(page, encoding="utf-8")
+        return page
     try:
         runs = finished_runs(options.folder)
     except StudyError as error:
@@ -134,8 +230,8 @@ def main(args: list[str] | None = None) -> str:
         except StudyError as error:
             parser.error(f"--rivals: {error}")
         if missing := sorted(set(options.env) - set(rivals.environment)):
-            parser.error(f"--env: no rival has runs on {', '.join(missing)}")
-        table = tabulate_objective(runs, rivals, options.env, options.seeds)
+            parser.error(f"--env: neither PPO nor TRPO has runs on {', '.join(missing)}")
+        table = tabulate_objective(runs, rivals, options.env, options.seeds, options.base)
         if not table:
             seeds, tasks = ", ".join(map(str, options.seeds)), ", ".join(options.env)
             parser.error(f"--env, --seeds: no setting has runs of {seeds} on each of {tasks}")

@@ -6,7 +6,7 @@ Export a policy as an ONNX file, and compare its actions with ``predict``.
 
 The policy is that of a run of ``train_mujoco.py`` or RL Zoo, or of a saved model, with its statistics of VecNormalize,
 which are found as in ``watch_agent.py``. The file maps raw observations, one per row, to the actions of
-``predict(..., deterministic=True)``: it standardises observations if the agent was trained that way, and clips actions
+``predict(..., deterministic=True)``: it normalises observations if the agent was trained that way, and clips actions
 to the bounds of the action space. Using it requires neither this package nor torch.
 """
 

@@ -1,5 +1,5 @@
 """
-Train UATRPO on a MuJoCo task with the recommended setting, with evaluations and checkpoints.
+Train UATRPO in a MuJoCo environment with the preset, with evaluations and checkpoints.
 
     python examples/train_mujoco.py --env Hopper-v4 --n-timesteps 300000 --seed 0
 
@@ -50,7 +50,7 @@ def warn_of_mujoco(message: str) -> None:
 
 mujoco.set_mju_user_warning(warn_of_mujoco)
 
-# RL Zoo's names: the recommended setting, and those of the paper's experiments
+# RL Zoo's names: the preset, and the hyperparameters of the paper's experiments
 ALGORITHMS: dict[str, tuple[type[UATRPO | MatchedTRPO], Mapping[str, Any]]] = {
     "uatrpo": (UATRPO, RECOMMENDED),
     "uatrpo_paper": (UATRPO, {}),
@@ -70,7 +70,7 @@ N_ENVS = {"Swimmer": 2}
 def make_env(
     env_id: str, gamma: float, seed: int | None = None, monitor_dir: str | None = None, n_envs: int = 1
 ) -> VecNormalize:
-    """Observations are standardised with running statistics, and rewards are not scaled, as in the paper."""
+    """Observations are normalised with running statistics, and rewards are not scaled, as in the paper."""
     envs = make_vec_env(env_id, n_envs=n_envs, seed=seed, monitor_dir=monitor_dir)
     return VecNormalize(envs, norm_reward=False, gamma=gamma)
 

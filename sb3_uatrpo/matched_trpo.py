@@ -21,7 +21,7 @@ from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 class MatchedTRPO(TrustRegionAlgorithm):
     r"""
-    Trust Region Policy Optimization (TRPO) as a matched baseline for UATRPO
+    Trust Region Policy Optimization (TRPO) as a matched control for UATRPO
 
     Batch, Fisher matrix, subsampling, line search, critic, logging and adversarial noise are UATRPO's, so that the two
     methods differ only in what the paper changes. The direction and its length are those of TRPO as it is usually
@@ -39,7 +39,7 @@ class MatchedTRPO(TrustRegionAlgorithm):
     All other arguments are those of :class:`UATRPO`:
 
     :param target_kl: δ_KL > 0, size of the trust region in nats
-    :param cg_max_steps: maximum number of conjugate-gradient steps
+    :param cg_max_steps: maximum number of iterations of conjugate gradients
     :param cg_damping: multiple of the identity added to F̂, at least 0
     :param sub_sampling_factor: F̂ is estimated from one step, drawn at random, of each ``sub_sampling_factor``
         consecutive steps of the batch

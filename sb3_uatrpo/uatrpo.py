@@ -75,12 +75,12 @@ class UATRPO(TrustRegionAlgorithm):
     :param shrinkage: ρ in [0, 1). The trust region matrix is M_ρ = (1-ρ)·M̂ + ρ·(tr M̂/d)·I (Ledoit and Wolf, 2004). 0,
         as in the paper, keeps the step in the observed subspace. Any other value lets the step leave it, and small
         values do so most.
-    :param target_kl: estimated KL divergence of the full step in nats, η = √(2·``target_kl``/v'F̂v), as in TRPO.
-        ``trust_region_delta`` is then not used, and uncertainty shapes only the direction. ``None``, as in the paper,
-        takes the length from ``trust_region_delta``.
+    :param target_kl: estimated KL divergence of the proposed step in nats, η = √(2·``target_kl``/v'F̂v), as in TRPO.
+        ``trust_region_delta`` is then not used, and the uncertainty term shapes only the direction. ``None``, as in the
+        paper, takes the length from ``trust_region_delta``.
     :param sketch_memory_limit: maximum size of Ω, Y_F and Y_Σ together, in bytes. ``n_projections`` is lowered to fit,
         with a warning. If not even one fits, construction fails, or the update that needs more room.
-    :param normalize_advantage: Whether to standardise the advantages over the batch. Without it, Σ grows with the
+    :param normalize_advantage: Whether to normalise the advantages over the batch. Without it, Σ grows with the
         square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
     :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
         replaced by ĝ_j - x·se_j·sign(ĝ_j), where se_j is the standard error of ĝ_j over the batch (paper, "Adversarial

@@ -16,7 +16,7 @@ from markdown_it.token import Token
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO, MatchedTRPO
 from sb3_uatrpo.core import estimates, subspace
 
 ROOT = Path(__file__).parents[1]
@@ -85,8 +85,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     # a page, an anchor of another page, a picture, and a file of the repository
     for found in (
         'href="results.html"',
-        'href="rl_zoo.html#what-does-the-start-up-hook-do"',
-        "_images/kl_ratio_over_training.png",
+        'href="rl_zoo.html#hook"',
+        "_images/recommended.png",
         "_images/agents.gif",
     ):
         assert found in front
@@ -106,7 +106,7 @@ def test_git_does_not_show_what_commands_leave(tmp_path):
         "MUJOCO_LOG.TXT", "examples/MUJOCO_LOG.TXT", "uncertainty.png", "agents.gif", "hopper.onnx",
         "best/best_model.zip",
         "checkpoints/rl_model_100_steps.zip", "docs/agents/uatrpo/Hopper-v4_1/policy.onnx", "agents/README.md",
-        "docs/agents/uatrpo/Hopper-v4_1/videos/video.mp4", "atari.yml", "enjoy.py", "benchmark.md", ".venv/.training",
+        "docs/agents/uatrpo/Hopper-v4_1/videos/video.mp4", "enjoy.py", "benchmark.md", ".venv/.training",
     )  # fmt: skip
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     command = ["git", "check-ignore", *left, "docs/agents/uatrpo/Hopper-v4_1/README.md", "docs/img/agents.gif"]
@@ -130,9 +130,37 @@ def test_the_table_of_defaults_is_that_of_the_signatures():
     for name, default in alone.items():
         assert eval(default) == defaults[0][name], name
         assert not any(name in of_class for of_class in defaults[1:]), name
-    named = {name for name, *_ in rows} | alone.keys()
+    of_ppo = re.findall(r"`(\w+)`", section.split("PPO alone has")[1].split(".")[0])
+    assert len(of_ppo) == 6
+    for name in of_ppo:
+        assert [name in of_class for of_class in defaults] == [False, False, False, True], name
+        for cls in classes[:2]:
+            # it says what takes its place
+            with pytest.raises(TypeError, match=f"'{name}': "):
+                cls("MlpPolicy", "CartPole-v1", **{name: 1})
+    named = {name for name, *_ in rows} | alone.keys() | set(of_ppo)
     for name in set().union(*defaults) - named:
         assert all(name in of_class and of_class[name] == defaults[0][name] for of_class in defaults), name
+
+
+def test_the_table_of_presets_is_that_of_the_code():
+    page = (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
+    section = page.split("\n## Presets")[1].split("\n## ")[0].split("\n### ")[0]
+    paper = {name: of.default for name, of in inspect.signature(UATRPO).parameters.items()}
+    rows = re.findall(r"^\| `(\w+)`.*? \| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    shown = {name: [cell.strip("`").replace('"', "'") for cell in cells] for name, *cells in rows}
+    assert shown.pop("log_std_init") == [
+        str(preset.get("policy_kwargs", {}).get("log_std_init", 0))
+        for preset in ({}, RECOMMENDED, RECOMMENDED_DISCRETE)
+    ]
+    assert shown.pop("trust_region_delta") == [repr(paper["trust_region_delta"]), "not used", "not used"]
+    for name, cells in shown.items():
+        values = [paper[name], *(preset.get(name, paper[name]) for preset in (RECOMMENDED, RECOMMENDED_DISCRETE))]
+        assert [cell if cell.startswith("'") else float(cell) if cell != "None" else None for cell in cells] == [
+            repr(value) if isinstance(value, str) else value for value in values
+        ], name
+    changed = {name for preset in (RECOMMENDED, RECOMMENDED_DISCRETE) for name in preset}
+    assert changed - {"policy_kwargs"} <= shown.keys()
 
 
 def test_constants_that_the_docs_name_are_those_of_the_code():

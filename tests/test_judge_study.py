@@ -178,3 +178,44 @@ def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path / "ours"), str(tmp_path / "copy")])
     assert "--folder: " in capsys.readouterr().err
+
+
+def test_a_report_has_the_tables_in_markdown(tmp_path):
+    for algo, final in (("uatrpo_paper", 200.0), ("trpo_matched", 100.0)):
+        for seed in range(3):
+            write_record(make_record(algo, seed=seed, final=final + seed), tmp_path / "records")
+    page = tmp_path / "new" / "judged.md"
+    main(["--folder", str(tmp_path), "--report", str(page)])
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert f"`python benchmarks/judge_study.py --folder {tmp_path} --report FILE` writes this page." in lines
+    assert [line for line in lines if line.startswith("| Hopper-v4 | uatrpo_paper | 3 | 201 ± 1 |")]
+    # of means and of CVaRs, which differ by as much
+    assert sum(line.startswith("| uatrpo_paper against trpo_matched | better: +100 (") for line in lines) == 2
+    assert "| uatrpo_paper against trpo_matched | Hopper-v4 | 0.000 | 0.000 |" in lines
+
+
+@pytest.mark.parametrize(("folder", "noise"), [("plain", 0.0), ("noise", 1.0)])
+def test_the_pages_show_the_committed_runs(tmp_path, folder, noise, monkeypatch):
+    """The committed report is the one written now, and the table of docs/results.md has its returns and KL ratios."""
+    monkeypatch.chdir(ROOT)
+    options = ["--folder", "benchmarks/results/paper", "--noise", f"{noise:g}"]
+    main([*options, "--report", str(tmp_path / "judged.md")])
+    printed = (tmp_path / "judged.md").read_text(encoding="utf-8")
+    assert (ROOT / "benchmarks/results/paper" / folder / "judged.md").read_text(encoding="utf-8") == printed
+    known = {}
+    for line in printed.split("\n## ")[0].splitlines():
+        if line.count("|") > 10 and " ± " in line:
+            task, method, _, returns, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
+            known[task.removesuffix("-v4"), method] = f"{returns}; {ratio}"
+    section = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## The paper")[1].split("\n## ")[0]
+    table = section.split("Under adversarial noise")[folder == "noise"]
+    header, _, *rows = [
+        line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|") and line.count("|") == 6
+    ]
+    shown = {
+        (task.strip(), method.strip(" `")): cell.strip()
+        for method, *cells in rows
+        for task, cell in zip(header[1:], cells, strict=True)
+    }
+    assert len(shown) >= 12
+    assert {place: cell for place, cell in shown.items() if known[place] != cell} == {}

@@ -1,7 +1,6 @@
-"""The table and the picture of the recommended settings, on runs whose results are plain."""
+"""The tables and figures of the preset, on runs whose results are plain."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -42,81 +41,99 @@ def by_task_of(table):
     return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
 
 
-def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
-    output = folder / "pictures" / "recommended.png"
+def shown(*args) -> dict[str, dict[str, dict[str, str]]]:
+    """The cells of each table, by its heading."""
+    return {name: by_task_of(table) for name, table in main(list(map(str, args))).items()}
+
+
+def without_minutes(folder, *args):
+    return shown("--folder", folder, "--minutes", "none", "--output", folder / "figures", *args)
+
+
+RETURNS, DIFFERENCES = "Final returns", "Differences of final returns"
+
+
+def test_each_environment_has_returns_differences_and_minutes(folder, capsys):
+    output = folder / "figures"
     tables = main(["--folder", str(folder), "--minutes", str(folder / "minutes.json"), "--output", str(output)])
-    assert capsys.readouterr().out == "\n\n".join(tables) + "\n"
-    by_task = by_task_of(tables[0])
-    hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
-    # neither the variant of ours nor the worse PPO counts; both PPOs are shown
+    assert capsys.readouterr().out == "\n\n".join(f"{name}\n\n{table}" for name, table in tables.items()) + "\n"
+    returns, differences = by_task_of(tables[RETURNS]), by_task_of(tables[DIFFERENCES])
+    hopper, ant = returns["Hopper-v4"], returns["Ant-v4"]
+    # neither the variant of ours nor the worse PPO counts
     assert hopper["UATRPO"] == "3,020 ± 7"
-    assert hopper["PPO"] == "2,020 ± 7 (defaults); 820 ± 7"
-    assert hopper["against PPO"].startswith("**better**: +1,000 (")
-    assert hopper["against TRPO"].startswith("**worse**: -1,000 (")
-    assert hopper["minutes"] == "6.0, 20.0, –"
-    assert ant["against TRPO"].startswith("no worse: +0 (")
-    assert (ant["PPO"], ant["against PPO"], ant["minutes"]) == ("–", "–", "–, –, –")
-    # tasks without our runs have no row
-    assert set(by_task) == {"Hopper-v4", "Ant-v4"}
-    assert output.stat().st_size > 10_000
+    assert hopper["PPO"] == r"2,020 ± 7 \* †"
+    # TRPO is significantly ahead, not behind
+    assert hopper["TRPO"] == "4,020 ± 7"
+    assert differences["Hopper-v4"]["minus PPO"].startswith("**+1,000** (")
+    assert differences["Hopper-v4"]["minus TRPO"].startswith("**-1,000** (")
+    assert differences["Hopper-v4"]["runs"] == "5, 5, 5"
+    assert hopper["minutes"] == "6, 20, –"
+    assert differences["Ant-v4"]["minus TRPO"].startswith("+0 (")
+    assert (ant["PPO"], differences["Ant-v4"]["minus PPO"]) == ("–", "–")
+    assert ant["minutes"] == "–, –, –"
+    # environments without our runs have no row
+    assert set(returns) == {"Hopper-v4", "Ant-v4"}
+    for name in ("recommended", "controls", "minutes"):
+        assert (output / f"{name}.png").stat().st_size > 10_000
 
 
-def test_verdicts_that_the_test_of_the_means_does_not_confirm_are_not_bold(folder):
-    """Ours is always ahead, but the rival's runs are far apart."""
+def test_differences_that_the_test_of_the_means_does_not_confirm_have_no_mark(folder):
+    """Ours is always ahead, but PPO's runs are far apart."""
     for seed, final in enumerate([2900.0, 2900.0, 2900.0, 2900.0, 500.0]):
         write_record(make_record("ppo", "Swimmer-v4", seed, final), folder / "records")
         write_record(make_record("uatrpo", "Swimmer-v4", seed, 3000.0 + seed), folder / "records")
-    table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    against = by_task_of(table)["Swimmer-v4"]["against PPO"]
-    assert against.startswith("better: +582 (")
+    tables = without_minutes(folder)
+    against = tables[DIFFERENCES]["Swimmer-v4"]["minus PPO"]
+    assert against.startswith("+582 (")
     assert float(against.rpartition(" = ")[2]) >= 0.05
+    assert "*" not in tables[RETURNS]["Swimmer-v4"]["PPO"]
 
 
 def test_last_evaluations_are_means_of_their_episodes(folder):
     for algo in ("uatrpo", "trpo"):
         write_record(make_record(algo, "Swimmer-v4", eval_freq=0), folder / "records")
-    _, table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    by_task = by_task_of(table)
+    tables = without_minutes(folder)
+    by_task = tables["Last deterministic evaluations"]
     # one above the final return, see make_record
-    expected = {"UATRPO": "3,021 ± 7", "PPO": "2,021 ± 7 (defaults); 821 ± 7", "TRPO": "4,021 ± 7"}
+    expected = {"UATRPO": "3,021 ± 7", "PPO": r"2,021 ± 7 \* †", "TRPO": "4,021 ± 7"}
     assert by_task["Hopper-v4"] == expected
     assert by_task["Swimmer-v4"] == {"UATRPO": "–", "PPO": "–", "TRPO": "–"}
+    assert tables["Differences of the last evaluations"]["Hopper-v4"]["minus PPO"].startswith("**+1,000** (")
 
 
 def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
         (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
         last.unlink()
-    _, _, table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    by_task = by_task_of(table)
+    by_task = without_minutes(folder)["Controls"]
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
-    assert hopper["TRPO, same settings"] == "2,510 ± 6 [3]"
-    assert hopper["difference from TRPO, same settings"] == "+510, p < 0.001"
-    assert hopper["difference from without Σ"] == "-6,000, p < 0.001"
-    assert (ant["without Σ"], ant["difference from without Σ"]) == ("–", "–")
+    assert hopper["TRPO, same hyperparameters"] == "2,510 ± 6 [3]"
+    assert hopper["minus TRPO, same hyperparameters"] == "**+510**, p < 0.001"
+    assert hopper["minus without the uncertainty term"] == "**-6,000**, p < 0.001"
+    assert (ant["without the uncertainty term"], ant["minus without the uncertainty term"]) == ("–", "–")
     assert (hopper["median KL ratio"], ant["median KL ratio"]) == ("1.00, 1.80", "1.00, –")
 
 
-def test_versions_of_a_task_stand_side_by_side(folder):
+def test_versions_of_an_environment_stand_side_by_side(folder):
     write_record(make_record("uatrpo", "Hopper-v5", final=3100.0), folder / "records")
-    *_, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    by_task = by_task_of(table)
+    by_task = without_minutes(folder)["Versions"]
     assert by_task["Hopper"] == {"version 4": "3,020 ± 7", "version 5": "3,100 [1]"}
     assert by_task["Ant"] == {"version 4": "1,520 ± 7", "version 5": "–"}
 
 
-def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_path, capsys):
+def test_the_environments_of_a_newer_folder_replace_those_of_the_others(folder, tmp_path, capsys):
     newer = tmp_path / "newer"
     for algo, final in (("uatrpo", 2000.0), ("ppo", 1000.0)):
         for seed in range(5, 10):
             write_record(make_record(algo, "Ant-v4", seed, final + 10 * (seed - 7)), newer / "records")
-    options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
-    by_task = by_task_of(main([*options, "--newer", str(newer)])[0])
-    assert {by_task["Ant-v4"][name] for name in ("UATRPO", "PPO")} == {"2,000 ± 7", "1,000 ± 7"}
-    # the rival's older runs count, and ours do not
-    assert by_task["Ant-v4"]["TRPO"] == "1,520 ± 7"
-    assert by_task["Ant-v4"]["runs"] == "5, 5, 5"
-    assert by_task["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
+    tables = without_minutes(folder, "--newer", newer)
+    ant = tables[RETURNS]["Ant-v4"]
+    assert (ant["UATRPO"], ant["PPO"]) == ("2,000 ± 7", r"1,000 ± 7 \*")
+    # TRPO's older runs count, and ours do not
+    assert ant["TRPO"] == r"1,520 ± 7 \*"
+    assert tables[DIFFERENCES]["Ant-v4"]["runs"] == "5, 5, 5"
+    assert tables[RETURNS]["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
+    options = ["--folder", str(folder), "--output", str(tmp_path / "figures")]
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "none")])
     assert "none/records: no such folder" in capsys.readouterr().err
@@ -126,50 +143,67 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
     assert "--newer: there are no records in" in capsys.readouterr().err
 
 
-def test_some_tasks_are_shown_with_the_correction_for_all(folder, tmp_path):
-    options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
-    tables = main([*options, "--env", "Hopper-v4"])
-    assert [set(by_task_of(table)) for table in tables[:4]] == [{"Hopper-v4"}] * 3 + [{"Hopper"}]
-    assert by_task_of(tables[0])["Hopper-v4"] == by_task_of(main(options)[0])["Hopper-v4"]
+def test_some_environments_are_shown_with_the_correction_for_all(folder):
+    some, every = without_minutes(folder, "--env", "Hopper-v4"), without_minutes(folder)
+    assert {name: set(some[name]) for name in (RETURNS, DIFFERENCES, "Controls", "Versions")} == {
+        **{name: {"Hopper-v4"} for name in (RETURNS, DIFFERENCES, "Controls")},
+        "Versions": {"Hopper"},
+    }
+    assert some[DIFFERENCES]["Hopper-v4"] == every[DIFFERENCES]["Hopper-v4"]
 
 
-def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
+def test_a_difference_needs_all_runs(folder):
     (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
     last.unlink()
-    main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    table, *_ = capsys.readouterr().out.split("\n\n")
-    (ant,) = (line for line in table.splitlines() if line.startswith("| Ant"))
-    assert ant == "| Ant-v4 | 1,520 ± 7 | – | 1,515 ± 6 [4] | 5, –, 4 | – | – |"
+    tables = without_minutes(folder)
+    assert tables[RETURNS]["Ant-v4"] == {"UATRPO": "1,520 ± 7", "PPO": "–", "TRPO": "1,515 ± 6 [4]"}
+    assert tables[DIFFERENCES]["Ant-v4"] == {"runs": "5, 0, 4", "minus PPO": "–", "minus TRPO": "–"}
+
+
+def test_aggregates_are_over_the_seeds_that_all_methods_have_everywhere(tmp_path):
+    """PPO wins in one environment with its seeds alone, and loses everywhere with those in common."""
+    for env_id in ("Hopper-v4", "Ant-v4"):
+        for seed in range(4):
+            write_record(make_record("uatrpo", env_id, seed, 1000.0 + seed), tmp_path / "records")
+            write_record(make_record("trpo", env_id, seed + 1, 500.0 + seed), tmp_path / "records")
+            write_record(make_record("ppo", env_id, seed + 2, 9000.0 if seed > 1 else 0.0), tmp_path / "records")
+    by_name = {key: cells["value"] for key, cells in without_minutes(tmp_path)["Over all environments"].items()}
+    # seeds 2 and 3, on which all of ours are near 1,000, TRPO's near 500, PPO's 0 and the highest of all is ours
+    assert by_name["IQM of UATRPO"] == "1.00 (1.00 to 1.00)"
+    assert by_name["IQM of TRPO"].startswith("0.50 (")
+    assert by_name["IQM of PPO"] == "0.00 (0.00 to 0.00)"
+    for baseline in ("PPO", "TRPO"):
+        assert by_name[f"probability of improvement over {baseline}"] == "1.00 (1.00 to 1.00)"
 
 
 def test_the_pages_show_the_committed_runs(tmp_path):
-    """The tables of docs/results.md are those printed now; README and hyperparameters have their means."""
-    picture = ["--output", str(tmp_path / "picture.png")]
-    recommended, rivals, more_seeds, ant = (
-        str(ROOT / "benchmarks" / "results" / name) for name in ("recommended", "rivals", "more_seeds", "ant")
-    )
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    newest = main(picture)
-    for each in newest:
-        assert each in page
-    # the first comparison, Ant with its new λ, and the seeds that were added. Minutes are those of today's settings
-    earlier = [*picture, "--minutes", "none"]
-    assert main(["--folder", recommended, rivals, *earlier])[0] in page
-    assert main(["--folder", ant, *earlier])[0] in page
-    assert main(["--folder", more_seeds, *earlier])[0] in page
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    """The committed report is the one written now; README, docs/results.md and hyperparameters have its figures."""
+    tables = main(["--report", "--output", str(tmp_path)])
+    committed = ROOT / "benchmarks" / "results" / "recommended"
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == (committed / "report.md").read_text(encoding="utf-8")
+    for figure in tmp_path.glob("*.png"):
+        assert (committed / figure.name).exists()
+    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/results.md"))
+
+    def rows(name: str) -> list[str]:
+        return tables[name].splitlines()[2:]
+
+    assert len(rows(RETURNS)) == 6
+    assert {row for row in rows(RETURNS) if row not in readme} == set()
+    for name in (DIFFERENCES, "Last deterministic evaluations", "Controls", "Significant leads"):
+        assert {row for row in rows(name) if row not in page} == set(), name
+    for name, cells in by_task_of(tables["Over all environments"]).items():
+        assert cells["value"] in (page if name.startswith("IQM") else readme), name
+    humanoid = by_task_of(tables["Last deterministic evaluations"])["Humanoid-v4"]
+    assert f"({humanoid['UATRPO'].split()[0]} and {humanoid['TRPO'].split()[0]})" in readme
+    # that of RL Zoo's PPO on Hopper, which has a second one
+    assert "627 ± 178" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "627 ± 178" in readme
+
     hyperparameters = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo.yml").read_text(encoding="utf-8")
-    settings = by_task_of(newest[0])
-    assert len(settings) == 6
-    for task, cells in settings.items():
-        returns = [cells["UATRPO"]]
-        for rival in ("PPO", "TRPO"):
-            better = cells[f"against {rival}"].startswith("**better**")
-            returns.append(re.sub(r"( ± [\d,]+)", r"\1\\*", cells[rival], count=1) if better else cells[rival])
-        minutes = [f"{float(each) + 1e-9:.0f}" for each in cells["minutes"].split(", ")]
-        assert f"| {' | '.join([task, *returns, *minutes])} |" in readme
+    for task, cells in by_task_of(tables[RETURNS]).items():
         assert f"# {cells['UATRPO'].partition(' ')[0]}\n{task}:" in hyperparameters
-    for task, versions in by_task_of(newest[3]).items():
+    for task, versions in by_task_of(tables["Versions"]).items():
         assert f"# {versions['version 5']}\n{task}-v5:" in hyperparameters
 
 
@@ -178,9 +212,9 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
     for algo, returns in finals.items():
         for seed, final in enumerate(returns):
             write_record(make_record(algo, "Swimmer-v4", seed, final + seed), folder / "records")
-    *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    by_comparison = {(task, rival): cells for task, rival, *cells in rows}
+    tables = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "figures")])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["p values"].splitlines()[2:]]
+    by_comparison = {(task, against): cells for task, against, *cells in rows}
     assert set(by_comparison) == {
         ("Hopper-v4", "PPO"),
         ("Hopper-v4", "TRPO"),
@@ -188,29 +222,39 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
         ("Ant-v4", "TRPO"),
     }
     assert list(by_comparison)[2:] == [("Swimmer-v4", "PPO"), ("Ant-v4", "TRPO")]
-    assert by_comparison["Hopper-v4", "PPO"] == ["< 0.001"] * 3
-    assert by_comparison["Ant-v4", "TRPO"] == ["1.000"] * 3
-    alone, six, twelve = map(float, by_comparison["Swimmer-v4", "PPO"])
+    # in training and in evaluations, where returns are one higher for all
+    assert by_comparison["Hopper-v4", "PPO"] == ["< 0.001"] * 6
+    assert by_comparison["Ant-v4", "TRPO"] == ["1.000"] * 6
+    alone, six, twelve, *evaluated = map(float, by_comparison["Swimmer-v4", "PPO"])
+    assert evaluated == [alone, six, twelve]
     # second of six, third of twelve; p is rounded
     assert six == pytest.approx(5 * alone, abs=0.003)
     assert twelve == pytest.approx(10 * alone, abs=0.006)
     assert alone < 0.1
+    # over Hopper's PPO; Hopper's TRPO is ahead of ours
+    counts = by_task_of(tables["Significant leads"])
+    assert counts == {
+        "corrected for six environments": {"training": "1", "evaluation": "1"},
+        "corrected for twelve comparisons": {"training": "1", "evaluation": "1"},
+    }
 
 
-def test_runs_without_rivals_are_shown_without_verdicts(tmp_path):
+def test_runs_without_baselines_are_shown_alone(tmp_path):
     for seed in range(5):
         write_record(make_record("uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed), tmp_path / "records")
-    options = ["--folder", str(tmp_path), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
-    first, *_, p_values = main(options)
-    assert by_task_of(first)["Ant-v4"]["runs"] == "5, –, –"
-    assert p_values == ""
+    tables = without_minutes(tmp_path)
+    assert tables[DIFFERENCES]["Ant-v4"]["runs"] == "5, 0, 0"
+    assert tables.keys().isdisjoint({"p values", "Significant leads", "Over all environments"})
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
     write_record(make_record("ppo"), tmp_path / "records")
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path)])
-    assert "--folder: there are no finished runs of uatrpo" in capsys.readouterr().err
+    assert "there are no finished runs of uatrpo" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--report", "--folder", str(tmp_path)])
+    assert "--report is about all runs" in capsys.readouterr().err
 
 
 def test_minutes_are_those_of_a_million_steps(tmp_path, capsys):

@@ -1,10 +1,9 @@
 """The table of a search, on runs whose results are plain."""
 
-import re
 from pathlib import Path
 
 import pytest
-from tabulate_search import main
+from tabulate_search import finished_runs, main, report, tabulate_changes
 
 from sb3_uatrpo.study import write_record
 from tests.study.synthetic import make_record
@@ -74,7 +73,7 @@ def test_the_objective_ranks_settings_that_have_all_seeds_on_each_task(tmp_path)
     best = dict(zip(header, rows[0], strict=True))
     # the best rivals have 2,000 on Hopper and 1,000 on Ant: the mean of 1000 / 2000 and 900 / 1000, and half the square
     # root of the sum of the squares of 6.45 / 2000 and 6.45 / 1000
-    assert best["objective"] == "0.700 ± 0.004"
+    assert best["normalised score"] == "0.700 ± 0.004"
     returns, _, area = best["Hopper-v4"].partition("; ")
     assert returns == "1,000 ± 6"
     assert 500 < float(area.replace(",", "")) < 620
@@ -96,7 +95,7 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     ("tasks", "rivals", "message"),
     [
         (["Hopper-v4"], "rivals", "--env, --seeds: no setting has runs of 100, 101, 102, 103 on each of Hopper-v4"),
-        (["Ant-v4"], "rivals", "--env: no rival has runs on Ant-v4"),
+        (["Ant-v4"], "rivals", "--env: neither PPO nor TRPO has runs on Ant-v4"),
         (["Hopper-v4"], "none", "no such folder"),
     ],
 )
@@ -108,22 +107,34 @@ def test_what_cannot_be_ranked_is_named(tmp_path, capsys, tasks, rivals, message
     assert message in capsys.readouterr().err
 
 
+def test_what_is_behind_is_marked(tmp_path):
+    search, baselines = tmp_path / "search", tmp_path / "baselines"
+    for variant, final in (("", 1000), ("as good", 990), ("worse", 900)):
+        write_runs(search, variant, {"Hopper-v4": final})
+    write_runs(baselines, "", {"Hopper-v4": 1000}, algo="ppo")
+    rows = rows_of("--folder", search, "--rivals", baselines, "--env", "Hopper-v4", "--base", "base")
+    # a standard error of 6.45 each, so 9.1 of the difference
+    assert [row[0] for row in rows[1:]] == ["base", "as good", "worse †"]
+
+
+def test_changes_are_differences_from_the_base(tmp_path):
+    write_runs(tmp_path, "the base", {"Hopper-v4": 1000, "Ant-v4": 500})
+    write_runs(tmp_path, "less noise", {"Hopper-v4": 1100})
+    write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
+    write_runs(tmp_path, "elsewhere", {"Swimmer-v4": 1000})
+    write_runs(tmp_path, "another start", {"Hopper-v4": 0})
+    table = tabulate_changes(finished_runs(tmp_path), "the base", ["another start"])
+    assert table.splitlines()[0] == "| change | Ant-v4 | Hopper-v4 |"
+    assert table.splitlines()[2:] == ["| less noise | – | +100 ± 9 [4] |", "| one run | – | -15 [1] |"]
+
+
 def test_the_pages_show_the_committed_runs():
-    """The tables of the pages are those printed now."""
+    """The committed report is the one written now, and the tables of docs/results.md are its rows."""
     results = ROOT / "benchmarks" / "results"
-    page = (results / "search" / "README.md").read_text(encoding="utf-8")
-    million, settings = (main(["--folder", str(results / "search" / folder)]) for folder in ("million", ""))
-    assert million in page
-    assert settings in page
+    printed = report(results / "search", results / "rivals")
+    assert (results / "search" / "report.md").read_text(encoding="utf-8") == printed
     overview = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    ranking = ["--folder", str(results / "search"), "--rivals", str(results / "rivals")]
-    assert main(ranking) in overview
-    assert main(["--folder", str(results / "search" / "million"), *ranking[2:]]) in overview
-    # a cell of its other tables is "final return; area", with the number of runs where it is below four
-    printed = set()
-    for line in [*million.splitlines()[2:], *settings.splitlines()[2:]]:
-        row = re.split(r" *\| *", re.sub(" ± [0-9,]+", "", line).strip("| "))
-        printed.add(f"{row[3]}; {row[5]}" + (f" [{row[2]}]" if row[2] != "4" else ""))
-    shown = re.findall(r"\| (−?[\d,]+; −?[\d,]+(?: \[\d\])?)(?= \|)", page + overview)
-    assert len(shown) > 30
-    assert {cell.replace("−", "-") for cell in shown} <= printed
+    section = overview.split("\n## Search")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and " ± " in line]
+    assert len(rows) > 5
+    assert {row for row in rows if row not in printed} == set()

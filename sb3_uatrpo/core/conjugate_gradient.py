@@ -1,4 +1,4 @@
-"""Conjugate gradients for the matched TRPO baseline (Schulman et al., 2015, Appendix C)."""
+"""Conjugate gradients for the control MatchedTRPO (Schulman et al., 2015, Appendix C)."""
 
 import math
 from collections.abc import Callable

@@ -21,8 +21,8 @@ class Evaluation:
 @dataclass(frozen=True)
 class LineSearchResult:
     """
-    :param step_fraction: the fraction of the full step that was accepted, 0 when none was
-    :param proposed: the full step's evaluation
+    :param step_fraction: the fraction of the proposed step that was accepted, 0 when none was
+    :param proposed: the proposed step's evaluation
     :param accepted: the accepted step's evaluation, ``None`` when none was
     """
 
