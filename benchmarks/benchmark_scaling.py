@@ -40,9 +40,10 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
 
@@ -188,9 +189,6 @@ def contenders(env_id: str, net_arch: tuple[int, ...], n_steps: int) -> dict[str
     :param n_steps: size of the rollouts
     :return: a model of each method, by name, each with an environment of its own
     """
-    # not at the top: the processes of the sweeps, whose memory is measured, need none of it
-    from train_mujoco import make_env
-
     shared: dict[str, Any] = {"n_steps": n_steps, "gamma": 0.99, "gae_lambda": 0.95, "batch_size": 50}
     policy_kwargs = {"net_arch": list(net_arch), "log_std_init": -1}
     own: dict[str, tuple[type[OnPolicyAlgorithm], dict[str, Any]]] = {
@@ -203,7 +201,7 @@ def contenders(env_id: str, net_arch: tuple[int, ...], n_steps: int) -> dict[str
     return {
         name: cls(
             "MlpPolicy",
-            make_env(env_id, shared["gamma"], seed=0),
+            VecNormalize(make_vec_env(env_id, seed=0), norm_reward=False, gamma=shared["gamma"]),
             **{**arguments, "policy_kwargs": policy_kwargs},
             seed=0,
             device="cpu",
