@@ -207,8 +207,7 @@ def head_of(distribution: Any) -> Head:
     if kind not in _SUPPORTED:
         raise UnsupportedDistributionError(
             f"policy: the action distribution {kind.__name__} is not supported, because its Fisher matrix is not known "
-            f"here; use one of {', '.join(known.__name__ for known in _SUPPORTED)}, or write its head, as CONTRIBUTING.md "
-            "says"
+            f"here; use one of {', '.join(known.__name__ for known in _SUPPORTED)}, or add its head (CONTRIBUTING.md)"
         )
     if "log_prob" in vars(distribution) or kind.log_prob is not _LOG_PROBS[kind]:
         raise UnsupportedDistributionError(
