@@ -1,10 +1,7 @@
-"""
-Studies: many runs, their statistics, and their pictures.
+"""Studies: many runs of RL Zoo, their tables, their statistics, and their pictures."""
 
-Functions that need pandas or matplotlib are not imported here: import them from ``results``, ``report`` and ``plots``.
-"""
-
-from sb3_uatrpo.study.record import Record, RunSpec, StudyError, read_record, read_records, write_record
+from sb3_uatrpo.study.frozen import read_records
+from sb3_uatrpo.study.plan import Run, StudyError
 from sb3_uatrpo.study.statistics import (
     Estimate,
     Welch,
@@ -23,10 +20,11 @@ from sb3_uatrpo.study.statistics import (
     standard_error,
     welch_test,
 )
+from sb3_uatrpo.study.tables import Study, read_study
 
 __all__ = [
-    "Estimate", "Record", "RunSpec", "StudyError", "Welch", "bootstrap", "bootstrap_cvar", "bootstrap_mean", "cvar",
+    "Estimate", "Run", "Study", "StudyError", "Welch", "bootstrap", "bootstrap_cvar", "bootstrap_mean", "cvar",
     "difference_of_cvars", "difference_of_means", "final_return", "interquartile_mean", "learning_curve",
-    "performance_profile", "probability_of_improvement", "read_record", "read_records", "share_at_least",
-    "standard_error", "welch_test", "write_record",
+    "performance_profile", "probability_of_improvement", "read_records", "read_study", "share_at_least",
+    "standard_error", "welch_test",
 ]  # fmt: skip

@@ -1,8 +1,10 @@
 """The report of a study: a Markdown page with tables and pictures."""
 
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.folders import read_folder
-from sb3_uatrpo.study.record import LeftOut, StudyError
-from sb3_uatrpo.study.results import GROUP, Pair, Results, counted, joined, pairs_of, tabulate_runs, update_values
+from sb3_uatrpo.study.plan import StudyError
+from sb3_uatrpo.study.results import GROUP, Results, counted, joined, pairs_of, tabulate
 from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPLES, N_RESAMPLES_OVER_TRAINING, Estimate
+from sb3_uatrpo.study.tables import read_study
 
 PERCENT = "{:.1%}".format
-GROUPS = " | ".join(GROUP)
+GROUPS = "environment | variant | algorithm"
 # With fewer runs than this in a group, the report warns about its intervals
 FEW = 5
 
@@ -33,32 +35,32 @@ DEFINITIONS = f"""\
 - *Probability of improvement*: how often a run of the first algorithm ends above a run of the second; a tie
   counts as half. Its interval is left out if all resamples agree."""
 
-SMOOTHED = f"trailing mean over {FINAL_SHARE:.0%} of the steps"
 CAPTIONS = {
-    "learning_curves": f"Training return, {SMOOTHED}: mean and standard error over runs; thin lines are single runs",
+    "learning_curves": f"Training return, trailing mean over {FINAL_SHARE:.0%} of the steps; mean and standard error over "
+    "runs; thin lines are single runs",
     "evaluations": "Deterministic evaluations: mean and standard error over runs; thin lines are single runs",
-    "cvar": "κ-CVaR of the final return, with bootstrap bands; it is the mean at κ = 1, and the worst run for κ ≤ 1/n",
-    "cvar_over_training": f"CVaR over runs of the training return ({SMOOTHED}), with bootstrap bands",
-    "differences": "Difference of final returns, with bootstrap intervals",
+    "cvar": "κ-CVaR of the final return; it is the mean at κ = 1, and the worst run for κ ≤ 1/n",
+    "cvar_over_training": "CVaR over runs of the training return",
+    "differences": "Difference of final returns",
     "kl_ratio": "KL ratio of proposed steps, with the shares of ratios of at least 2 and of at least 3",
     "kl_ratio_over_training": "Median and quartiles of the KL ratio over the updates in each fiftieth of the training",
-    "interquartile_means": "IQM of the final return, with bootstrap intervals",
-    "performance_profiles": "Performance profiles: the share of runs that end above τ, with bootstrap bands",
-    "probability_of_improvement": "Probability of improvement, with bootstrap intervals",
+    "interquartile_means": "IQM of the final return",
+    "performance_profiles": "Performance profiles: the share of runs that end above τ",
+    "probability_of_improvement": "Probability of improvement",
 }
 
 
 def report(
     folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
-    algorithms: Pair | None = None,
+    algorithms: Sequence[str] = (),
     kappa: float = 0.2,
     variants: Sequence[str] = (),
 ) -> Path:
     """
     Write ``report.md`` and its pictures, as PNG and SVG.
 
-    :param folders: a study's folder, or RL Zoo's log folder, or several of them
+    :param folders: what ``read_study`` reads, one or several
     :param output: where to write; created if missing
     :param algorithms: two labels to compare, the first minus the second. By default, each ``uatrpo`` is compared with
         every other label; without a ``uatrpo``, all pairs are compared.
@@ -73,15 +75,15 @@ def report(
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | os.PathLike) else folders)]
     names = joined(path.resolve().name for path in paths)
-    records, unreadable = read_folder(*paths)
-    if not records:
-        reasons = f" ({len(unreadable)} unreadable, the first: {unreadable[0][1]})" if unreadable else ""
-        raise StudyError(f"{names}: no records{reasons}")
-    runs = tabulate_runs(records, variants)
-    compared = runs[runs.final_return.notna()]
+    study = read_study(*paths)
+    if study.runs.empty:
+        reasons = f" ({len(study.left_out)} unreadable, the first: {study.left_out[0][1]})" if study.left_out else ""
+        raise StudyError(f"{names}: no runs{reasons}")
+    study = tabulate(study, variants)
+    compared = study.runs[study.runs.final_return.notna()]
     if compared.empty:
-        raise StudyError(f"{names}: no run is done with a training return, out of {counted(len(runs), 'run')}")
-    results = Results(runs, pairs_of(compared.algorithm, algorithms), kappa)
+        raise StudyError(f"{names}: no run is done with a training return, out of {counted(len(study.runs), 'run')}")
+    results = Results(study, pairs_of(compared.label, algorithms), kappa)
 
     # matplotlib takes a second to import, so errors in the input are reported first
     from sb3_uatrpo.study.plots import draw_pictures
@@ -90,72 +92,87 @@ def report(
     output.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(results, output)
     path = output / "report.md"
-    path.write_text("\n\n".join(_page(results, pictures, names, unreadable)) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join([f"# Report on {names}", *_page(results, pictures)]) + "\n", encoding="utf-8")
     return path
 
 
-def _page(results: Results, pictures: set[str], name: str, unreadable: LeftOut) -> Iterator[str]:
+def _page(results: Results, pictures: set[str]) -> Iterator[str]:
     """The blocks of the report in Markdown; ``pictures`` are the names of those beside it."""
-    yield f"# Report on {name}"
-    yield from _runs(results.runs, unreadable)
+
+    def shown(*names: str) -> str:
+        images = "![{0}]({1}.png)\n\n*{2}* ([SVG]({1}.svg))"
+        parts = [images.format(name.replace("_", " "), name, CAPTIONS[name]) for name in names if name in pictures]
+        return "\n\n".join(parts)
+
+    yield from _runs(results)
     yield "## What the numbers are"
     yield DEFINITIONS
     yield from _returns(results)
-    yield from _pictures(pictures, "learning_curves", "evaluations", "cvar", "cvar_over_training")
+    yield shown("learning_curves", "evaluations", "cvar", "cvar_over_training")
     yield from _successes(results)
-    yield from _differences(results)
-    yield from _pictures(pictures, "differences")
+    if len(results.comparisons):
+        yield from _differences(results)
+        yield shown("differences")
     yield from _proposed_steps(results)
-    yield from _pictures(pictures, "kl_ratio", "kl_ratio_over_training")
+    if "kl_ratio" in pictures:
+        yield shown("kl_ratio", "kl_ratio_over_training")
     yield from _aggregates(results)
-    yield from _pictures(pictures, "interquartile_means", "performance_profiles", "probability_of_improvement")
-    yield from _hyperparameters(results)
+    yield shown("interquartile_means", "performance_profiles", "probability_of_improvement")
+    yield "## Settings"
+    lines = []
+    for (env, condition, label), runs in results.study.runs.groupby(GROUP, sort=False):
+        # finished runs first
+        values = json.loads(runs.sort_values("error", kind="stable").hyperparameters.iloc[0])
+        settings = ", ".join(f"`{name}: {value}`" for name, value in sorted(values.items()))
+        lines.append(f"- {joined([label, env, condition])}: {settings}")
+    yield "\n".join(lines)
+    versions = pd.DataFrame(list(map(json.loads, results.compared.versions.unique())))
+    if found := [f"{name} {' and '.join(sorted(set(versions[name].dropna())))}" for name in sorted(versions)]:
+        yield f"Versions: {', '.join(f'`{each}`' for each in found)}."
 
 
-def _runs(runs: pd.DataFrame, unreadable: LeftOut) -> Iterator[str]:
-    done, failed = runs[runs.status == "done"], runs[runs.status != "done"]
-    without = done[done.final_return.isna()]
+def _runs(results: Results) -> Iterator[str]:
+    runs, left_out = results.study.runs, results.study.left_out
+    failed, without = runs[runs.error != ""], runs[(runs.error == "") & runs.final_return.isna()]
     yield (
-        f"{counted(len(done), 'run')} done, {len(failed)} failed, {len(unreadable)} left out because their files "
-        "are corrupted or repeat another run."
+        f"{counted(len(runs) - len(failed), 'run')} done, {len(failed)} failed, {len(left_out)} left out because their "
+        "files are damaged."
     )
     yield "## Runs"
     rows = []
     for names, group in runs.groupby(GROUP, sort=False):
-        ended = group[group.status == "done"]
+        done = group[group.error == ""]
         # a run that failed may have had other settings
-        steps = (group if ended.empty else ended).n_timesteps.iloc[0]
-        row = [*names, len(ended), len(group) - len(ended), f"{steps:,}", _seeds(list(ended.seed))]
-        rows.append([*row, f"{sum(record.wall_time for record in ended.record) / 3600:.2g}"])
+        steps = (group if done.empty else done).n_timesteps.iloc[0]
+        row = [*names, len(done), len(group) - len(done), f"{steps:,}", _seeds(list(done.seed))]
+        rows.append([*row, f"{done.seconds.sum() / 3600:.2g}"])
     yield _table(f"{GROUPS} | done | failed | steps | seeds | hours", rows)
-    if len(failed):
-        yield "Failed:"
-        reasons = (record.reason.replace("`", "'")[:200] for record in failed.record)
-        yield "\n".join(f"- {record.spec}: `{why}`" for record, why in zip(failed.record, reasons, strict=True))
+    lines = [f"- {_name(run)}: `{_last_line(run.error)}` ({run.folder})" for run in failed.itertuples()]
+    yield from ["Failed:", "\n".join(lines)] if lines else []
     if len(without):
         yield "Done, but without a final return, because no episode ended or a return is not finite:"
-        yield "\n".join(f"- {record.spec}" for record in without.record)
-    if unreadable:
+        yield "\n".join(f"- {_name(run)}" for run in without.itertuples())
+    if left_out:
         yield "Left out:"
-        yield "\n".join(f"- `{path.name}`: {reason}" for path, reason in unreadable)
+        yield "\n".join(f"- `{path}`: {reason}" for path, reason in left_out)
 
 
 def _returns(results: Results) -> Iterator[str]:
     yield "## Returns"
     rows = []
+    evaluations = _last_evaluations(results, "return")
     for names, runs in results.groups.items():
         returns = runs.final_return
         cvar = _estimate(statistics.bootstrap_cvar(returns, results.kappa))
         behind_cvar = counted(statistics.runs_behind_cvar(len(runs), results.kappa), "run")
         row = [*names, len(runs), *_mean(returns), *cvar, behind_cvar, _number(returns.min()), _number(returns.max())]
-        rows.append([*row, _last_evaluation(runs)])
+        rows.append([*row, _last_evaluation(runs, evaluations)])
     yield _table(
         f"{GROUPS} | runs | final return | interval | {results.cvar_name} | interval | rests on | lowest | highest | "
         "last evaluation",
         rows,
     )
-    sizes = set(map(len, results.groups.values()))
-    alone = {n_runs for n_runs in sizes if statistics.runs_behind_cvar(n_runs, results.kappa) == 1}
+    alone = {n for n in map(len, results.groups.values()) if statistics.runs_behind_cvar(n, results.kappa) == 1}
     if several := sorted(alone - {1}):
         yield (
             f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** Only with "
@@ -166,12 +183,12 @@ def _returns(results: Results) -> Iterator[str]:
 
 
 def _successes(results: Results) -> Iterator[str]:
-    rows = []
-    for names, runs in results.groups.items():
-        shares = runs.final_success.dropna()
-        if len(shares):
-            last = _last_evaluation(runs, "is_success", PERCENT)
-            rows.append([*names, len(shares), *_mean(shares, PERCENT), last])
+    evaluations = _last_evaluations(results, "is_success")
+    rows = [
+        [*names, len(shares), *_mean(shares, PERCENT), _last_evaluation(runs, evaluations, PERCENT)]
+        for names, runs in results.groups.items()
+        if len(shares := runs.final_success.dropna())
+    ]
     if rows:
         yield "## Success rates"
         yield (
@@ -183,24 +200,22 @@ def _successes(results: Results) -> Iterator[str]:
 
 
 def _differences(results: Results) -> Iterator[str]:
-    if not len(results.comparisons):
-        return
     yield "## Differences"
     rows = []
     unlike: dict[str, list[str]] = {}
     for of in results.comparisons.itertuples():
-        row = [*of.panel, of.name, ", ".join(map(str, of.n_runs)), *_estimate(of.mean), _number(of.welch.statistic, 2)]
-        row.append("< 0.001" if of.welch.pvalue < 0.001 else _number(of.welch.pvalue, 3))
+        name = " − ".join(of.pair)
+        row = [of.env, of.condition, name, ", ".join(map(str, of.n_runs)), *_estimate(of.mean)]
+        row += [_number(of.welch.statistic, 2), "< 0.001" if of.welch.pvalue < 0.001 else _number(of.welch.pvalue, 3)]
         rows.append([*row, *_estimate(of.cvar), *_probability(of.improvement)])
         if of.unlike:
-            unlike.setdefault(f"{of.name}: {of.unlike}", []).append(joined(of.panel))
+            unlike.setdefault(f"{name}: {of.unlike}", []).append(joined([of.env, of.condition]))
     yield _table(
         "environment | variant | difference | runs | of means | interval | Welch t | p | "
         f"of {results.cvar_name} | interval | probability of improvement | interval",
         rows,
     )
-    fewest = min(map(min, results.comparisons.n_runs))
-    if fewest < FEW:
+    if (fewest := min(map(min, results.comparisons.n_runs))) < FEW:
         yield (
             f"**Do not rely on these intervals: some groups have only {counted(fewest, 'run')}.** Resampling fewer "
             f"than {FEW} runs shows only part of their spread; Welch's test is more cautious."
@@ -213,33 +228,32 @@ def _differences(results: Results) -> Iterator[str]:
 
 def _proposed_steps(results: Results) -> Iterator[str]:
     yield "## Proposed steps"
+    proposed = dict(list(results.series("updates", "kl_proposed").groupby(GROUP).kl_proposed))
+    ratios = dict(list(results.series("updates", "kl_ratio").groupby(GROUP).kl_ratio))
     rows = []
-    for names, runs in results.groups.items():
-        ratios, proposed = (update_values(runs, key) for key in ("kl_ratio", "kl_proposed"))
-        if len(ratios):
-            large = [PERCENT(statistics.share_at_least(ratios, threshold)) for threshold in (2.0, 3.0)]
-            mean_kl = _number(proposed.mean(), 4) if len(proposed) else ""
-            rows.append([*names, f"{len(ratios):,}", _number(float(np.median(ratios)), 2), *large, mean_kl])
-    silent = set(results.labels).difference(label for _, _, label, *_ in rows)
+    for names in filter(ratios.__contains__, results.groups):
+        large = [PERCENT(statistics.share_at_least(ratios[names], threshold)) for threshold in (2.0, 3.0)]
+        mean_kl = _number(proposed[names].mean(), 4) if names in proposed else ""
+        rows.append([*names, f"{len(ratios[names]):,}", _number(ratios[names].median(), 2), *large, mean_kl])
     if rows:
         yield (
             "KL ratio: actual KL divergence of a proposed step (before the line search) divided by the estimated one, "
             "for all updates of all runs."
         )
         yield _table(f"{GROUPS} | updates | median ratio | at least 2 | at least 3 | mean proposed KL", rows)
-    if silent:
-        yield f"No KL ratio in the records of {', '.join(sorted(silent))}."
+    if silent := set(results.compared.label).difference(label for _, _, label, *_ in rows):
+        yield f"No KL ratio of {', '.join(sorted(silent))}."
 
 
 def _aggregates(results: Results) -> Iterator[str]:
     yield "## Aggregates"
     rows = [
-        [*names, len(runs), *_estimate(results.interquartile_means[names[:2]][names[2]])]
+        [*names, len(runs), *_estimate(statistics.interquartile_mean(runs.final_return))]
         for names, runs in results.groups.items()
     ]
     yield _table(f"{GROUPS} | runs | IQM of final return | interval", rows)
     if not results.scores:
-        if results.compared.environment.nunique() > 1:
+        if results.compared.env.nunique() > 1:
             yield "Nothing is averaged over environments: no algorithm has the same number of runs in each."
         return
     yield (
@@ -247,38 +261,17 @@ def _aggregates(results: Results) -> Iterator[str]:
         "every variant, to 1, the highest; for algorithms with the same number of runs in every environment:"
     )
     averaged, improvements = [], []
-    for variant, by_label in results.scores.items():
+    for condition, by_label in results.scores.items():
         for label, scores in by_label.items():
             mean = _estimate(statistics.interquartile_mean(scores), "{:.3f}".format)
-            averaged.append([variant, label, " × ".join(map(str, scores.shape)), *mean])
+            averaged.append([condition, label, " × ".join(map(str, scores.shape)), *mean])
         for x, y in results.pairs:
             if by_label.keys() >= {x, y}:
                 improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
-                improvements.append([variant, f"{x} > {y}", *_probability(improvement)])
+                improvements.append([condition, f"{x} > {y}", *_probability(improvement)])
     yield _table("variant | algorithm | runs × environments | IQM of score | interval", averaged)
     if improvements:
         yield _table("variant | pair | probability of improvement, all environments | interval", improvements)
-
-
-def _hyperparameters(results: Results) -> Iterator[str]:
-    yield "## Settings"
-    lines = []
-    for (env_id, variant, label), runs in results.runs.groupby(GROUP, sort=False):
-        # finished runs first
-        shown = runs.sort_values("status", key=lambda status: status != "done", kind="stable").record.iloc[0]
-        values = sorted(shown.spec.hyperparameters.items())
-        lines.append(f"- {joined([label, env_id, variant])}: " + ", ".join(f"`{k}: {value}`" for k, value in values))
-    yield "\n".join(lines)
-    versions = pd.DataFrame([record.versions for record in results.compared.record])
-    if found := [f"{name} {' and '.join(sorted(versions[name].dropna().unique()))}" for name in sorted(versions)]:
-        yield f"Versions: {', '.join(found)}."
-
-
-def _pictures(pictures: set[str], *names: str) -> Iterator[str]:
-    for name in names:
-        if name in pictures:
-            yield f"![{name.replace('_', ' ')}]({name}.png)"
-            yield f"*{CAPTIONS[name]}* ([SVG]({name}.svg))"
 
 
 def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
@@ -317,13 +310,26 @@ def _mean(values: Any, form: Callable[[float], str] = _number) -> tuple[str, str
     return mean + error, interval
 
 
-def _last_evaluation(runs: pd.DataFrame, name: str = "returns", form: Callable[[float], str] = _number) -> str:
-    """Mean and error over the runs of each one's own last evaluation; how many runs that are, if not all."""
-    rows = [record.evaluations[name][-1] for record in runs.record if record.evaluations.get(name)]
-    values = np.array([np.mean(row) for row in rows])
-    values = values[np.isfinite(values)]
+def _last_evaluations(results: Results, name: str) -> pd.Series:
+    """The mean of each run's own last evaluation."""
+    table = results.series("evaluations", name)
+    return table[table.step == table.groupby("run").step.transform("max")].groupby("run")[name].mean()
+
+
+def _last_evaluation(runs: pd.DataFrame, means: pd.Series, form: Callable[[float], str] = _number) -> str:
+    """Mean and error over the runs; how many runs that are, if not all."""
+    values = means[means.index.isin(runs.index)].to_numpy(dtype=np.float64)
     few = f" ({counted(len(values), 'run')})" if len(values) < len(runs) else ""
     return _mean(values, form)[0] + few if len(values) else ""
+
+
+def _name(run: Any) -> str:
+    return f"{run.label} on {joined([run.env, run.condition])}, seed {run.seed}"
+
+
+def _last_line(error: str) -> str:
+    lines: Iterable[str] = error.partition("\nThe last that it printed:\n")[0].strip().splitlines() or [""]
+    return list(lines)[-1].replace("`", "'")[:200]
 
 
 def _seeds(seeds: list[int]) -> str:

@@ -1,125 +1,99 @@
-"""What the runs of a study show: one table of them, and from it the values of groups and comparisons between groups."""
+"""What the runs of a study show: their names and final returns, and from these the values of groups and of pairs."""
 
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError, each_run_once, refuse_unequal_lengths
-from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
+from sb3_uatrpo.study.plan import PLAIN, StudyError, refuse_unequal_lengths, split_variant
+from sb3_uatrpo.study.statistics import FINAL_SHARE, Array
+from sb3_uatrpo.study.tables import Study
 
+# Runs that may be averaged have these in common
+GROUP = ["env", "condition", "label"]
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
-EVALUATION = ("eval_freq", "n_eval_episodes")
+EVALUATION = ["eval_freq", "n_eval_episodes"]
 # Points of a learning curve
 N_POINTS = 100
-GROUP = ["environment", "variant", "algorithm"]
-
-Pair = tuple[str, str]
-Panel = tuple[str, str]
 
 
-def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd.DataFrame:
+def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
     """
-    A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
-    have the same ``environment``, ``variant`` and ``algorithm``.
+    Name the runs as reports do, and add their final returns.
 
-    Noise and values varied for several algorithms define variants; algorithms are compared within a variant. Values
-    varied for a single algorithm become part of its name, so that its versions are compared with each other and with
-    the other algorithms.
+    Noise and values varied for several algorithms are *conditions*; algorithms are compared within one. Values varied
+    for a single algorithm become part of its *label*, so that its versions are compared with each other and with the
+    other algorithms.
 
-    :param records: of any algorithms, environments, variants and hyperparameters. A run that is there more than once
-        counts once.
-    :param variants: the variants to keep, ``"plain"`` for runs without varied values; all by default
-    :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant and values varied for it
-        alone; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of episodes, NaN
-        where unknown; and ``record``
-    :raises StudyError: if finished runs differ in hyperparameters within a name, or in numbers of steps within an
-        environment; or if one of ``variants`` does not exist
+    :param conditions: the conditions to keep, ``"plain"`` for runs without varied values; all by default
+    :return: the study with its runs in the order of a report, with the columns ``condition``, ``label``, and
+        ``final_return`` and ``final_success``, a share of episodes, both NaN where unknown
+    :raises StudyError: if finished runs differ in hyperparameters within a label and condition, or in numbers of steps
+        within an environment; or if one of ``conditions`` does not exist
     """
-    records = each_run_once(records)
-    names, algorithms = _variants_and_algorithms([record.spec for record in records])
-    rows = [(record.spec.env_id, record.spec.seed, record.status, record.spec.n_timesteps) for record in records]
-    runs = pd.DataFrame(rows, columns=["environment", "seed", "status", "n_timesteps"])
-    runs = runs.assign(variant=names, algorithm=algorithms, record=records)
-    runs["final_return"] = [_final_mean(record, record.episodes["returns"]) for record in records]
-    runs["final_success"] = list(map(_final_success, records))
-    known = [name or UNVARIED for name in sorted(set(names))]
-    for name in variants:
-        if name not in known:
-            raise StudyError(f"no runs of the variant {name!r}; there are {', '.join(known)}")
-    if variants:
-        runs = runs[runs.variant.replace("", UNVARIED).isin(variants)]
+    runs = study.runs.assign(**_names(study.runs), final_return=math.nan, final_success=math.nan)
+    known = [name or PLAIN for name in sorted(set(runs.condition))]
+    if unknown := set(conditions).difference(known):
+        raise StudyError(f"no runs of the variant {unknown.pop()!r}; there are {', '.join(known)}")
+    if conditions:
+        runs = runs[runs.condition.replace("", PLAIN).isin(conditions)]
     # failed runs count in no mean
-    _refuse_unlike(runs[runs.status == "done"])
-    runs = runs.assign(place=runs.algorithm.map(in_order(runs.algorithm).index))
-    return runs.sort_values(["environment", "variant", "place", "seed"], ignore_index=True).drop(columns="place")
+    done = runs[runs.error == ""]
+    _refuse_unlike(done)
+    for i, ended in study.episodes[study.episodes.run.isin(done.index)].groupby("run"):
+        runs.loc[i, "final_return"] = _final_mean(runs.loc[i], ended, ended["return"])
+        if "is_success" in ended and (share := _final_mean(runs.loc[i], ended, ended.is_success.notna())) > 0:
+            runs.loc[i, "final_success"] = _final_mean(runs.loc[i], ended, ended.is_success.fillna(0)) / share
+    runs = runs.assign(place=runs.label.map(in_order(runs.label).index)).sort_values(["env", "condition", "place", "seed"])
+    return replace(study, runs=runs.drop(columns="place"))
 
 
-def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[str]]:
-    algorithms_with: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for spec in specs:
-        for change in spec.varied:
-            algorithms_with[change.partition("=")[0]].add((spec.algo, spec.variant_name))
-    shared = {name for name, algorithms in algorithms_with.items() if name == "noise" or len(algorithms) > 1}
-    variants, labels = [], []
-    for spec in specs:
-        variants.append(",".join(change for change in spec.varied if change.partition("=")[0] in shared))
-        own = joined([spec.variant_name, *(change for change in spec.varied if change.partition("=")[0] not in shared)])
-        labels.append(f"{spec.algo} ({own})" if own else spec.algo)
-    return variants, labels
+def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
+    names, varied = zip(*map(split_variant, runs.variant), strict=True) if len(runs) else ((), ())
+    algorithms: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for algo, name, changes in zip(runs.algo, names, varied, strict=True):
+        for change in changes:
+            algorithms[change.partition("=")[0]].add((algo, name))
+    shared = {name for name, of in algorithms.items() if name == "noise" or len(of) > 1}
+    common = [[change for change in changes if change.partition("=")[0] in shared] for changes in varied]
+    own = [joined([name, *(x for x in of if x not in both)]) for name, of, both in zip(names, varied, common, strict=True)]
+    labels = [f"{algo} ({of})" if of else algo for algo, of in zip(runs.algo, own, strict=True)]
+    return {"condition": list(map(",".join, common)), "label": labels}
 
 
-def _final_mean(record: Record, values: ArrayLike) -> float:
-    """Mean over the episodes of the final return; NaN for a run that is not done, and if it is not finite."""
-    if record.status != "done":
-        return math.nan
-    mean = statistics.final_return(record.episodes["timesteps"], values, record.spec.n_timesteps)
+def _final_mean(run: pd.Series, episodes: pd.DataFrame, values: pd.Series) -> float:
+    mean = statistics.final_return(episodes.step, values, run.n_timesteps)
     return mean if math.isfinite(mean) else math.nan
-
-
-def _final_success(record: Record) -> float:
-    """Share of successes among the episodes of the final return that report whether they succeeded; NaN if none do."""
-    if "is_success" not in record.episodes:
-        return math.nan
-    # None where an episode does not report it
-    reported = np.array(record.episodes["is_success"], dtype=np.float64)
-    share = _final_mean(record, ~np.isnan(reported))
-    return _final_mean(record, np.nan_to_num(reported)) / share if share else math.nan
 
 
 def _refuse_unlike(runs: pd.DataFrame) -> None:
     """:raises StudyError: if runs differ that would be averaged, or compared although one had more steps"""
-    refuse_unequal_lengths(
-        zip(runs.environment, runs.algorithm, runs.n_timesteps, strict=True),
-        "report on folders that have one length for each environment",
-    )
-    for (env_id, variant, label), alike in runs.groupby(GROUP):
-        specs = [record.spec for record in alike.record]
-        settings = [spec.hyperparameters | {name: getattr(spec, name) for name in EVALUATION} for spec in specs]
-        names = _differing(settings)
+    remedy = "report on folders that have one length for each environment"
+    refuse_unequal_lengths(zip(runs.env, runs.label, runs.n_timesteps, strict=True), remedy)
+    for (env, condition, label), alike in runs.groupby(GROUP):
+        settings = [json.loads(run.hyperparameters) | {k: run[k] for k in EVALUATION} for _, run in alike.iterrows()]
+        names = differing(settings)
         if names and not (alike.seed.is_unique and set(EVALUATION).issuperset(names)):
-            each = (
-                ", ".join(f"{name}={of[name]}" if name in of else f"no {name}" for name in names) for of in settings
-            )
+            each = (joined(f"{name}={of[name]}" if name in of else f"no {name}" for name in names) for of in settings)
             kinds = " and ".join(f"{kind} ({counted(n, 'run')})" for kind, n in sorted(Counter(each).items()))
             raise StudyError(
-                f"records of different settings: {label} on {joined([env_id, variant])} has {kinds}; they need names, "
-                "as variants of a study file or by --vary"
+                f"runs of different settings: {label} on {joined([env, condition])} has {kinds}; they need names, as "
+                "variants of a study file or by --vary"
             )
 
 
-def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """:return: the names of the settings that are not the same in all"""
     names = sorted(set().union(*settings))
-    return [name for name in names if len({json.dumps(values.get(name), sort_keys=True) for values in settings}) > 1]
+    return [name for name in names if len({json.dumps(of.get(name), sort_keys=True) for of in settings}) > 1]
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -127,68 +101,40 @@ def in_order(labels: Iterable[str]) -> list[str]:
     return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
 
 
-def pairs_of(labels: Iterable[str], algorithms: Pair | None) -> tuple[Pair, ...]:
+def pairs_of(labels: Iterable[str], pair: Sequence[str] = ()) -> list[Sequence[str]]:
     """
-    :return: the pairs of labels to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
+    :return: the pairs of labels to compare: the given one, or each ``uatrpo`` with every other label, or all pairs
     :raises StudyError: if a given label does not exist, or both are the same
     """
     known = in_order(labels)
-    if algorithms is None:
-        pairs = tuple(combinations(known, 2))
-        return tuple(pair for pair in pairs if pair[0].startswith("uatrpo")) or pairs
-    for label in algorithms:
-        if label not in known:
-            raise StudyError(f"no records of {label!r}; there are {', '.join(known)}")
-    if algorithms[0] == algorithms[1]:
-        raise StudyError(f"two algorithms are compared, but {algorithms[0]!r} was given twice")
-    return (algorithms,)
+    if not pair:
+        pairs = list(combinations(known, 2))
+        return [pair for pair in pairs if pair[0].startswith("uatrpo")] or pairs
+    if len(set(pair)) != 2 or not set(pair).issubset(known):
+        raise StudyError(f"--algo takes two different ones of {', '.join(known)} to compare, but not {' '.join(pair)}")
+    return [pair]
 
 
-def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
+def learning_curves(study: Study) -> pd.DataFrame:
     """
-    :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
-        so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
+    :return: for each run of ``tabulate`` and each of ``N_POINTS`` steps, the mean training return over the preceding
+        ``FINAL_SHARE`` of all steps, so that the last one is the final return; NaN before the first episode has ended
     """
-    last = runs.n_timesteps.iloc[0]
-    grid = np.linspace(0, last, N_POINTS + 1)[1:]
-    episodes = [(np.minimum(record.episodes["timesteps"], last), record.episodes["returns"]) for record in runs.record]
-    curves = [statistics.learning_curve(*ended, grid, FINAL_SHARE * last) for ended in episodes]
-    return grid, np.array(curves).reshape(-1, N_POINTS)
-
-
-def evaluations(runs: pd.DataFrame) -> tuple[Array, Array]:
-    """
-    :return: steps at which all runs of a group were evaluated (``n_evaluations``), and the mean return of the episodes
-        of each deterministic evaluation (``n_runs x n_evaluations``)
-    """
-    done = [record.evaluations for record in runs.record if record.evaluations["returns"]]
-    series = [pd.Series([np.mean(row) for row in of["returns"]], of["timesteps"]) for of in done]
-    if not series:
-        return np.empty(0), np.empty((0, 0))
-    # a NaN is a value too: it leaves a gap, but no other step takes its place
-    means = pd.concat(series, axis=1, join="inner")
-    return means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64).T
-
-
-def update_values(runs: pd.DataFrame, key: str) -> Array:
-    """:return: the finite values of ``train/key`` in all updates of all runs (``n_updates``)"""
-    return update_series(runs, key)[1]
-
-
-def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
-    """:return: the steps before each update with a finite value of ``train/key``, and the values (``n_updates``)"""
-    logged = [[record.updates["timesteps"], record.updates[key]] for record in runs.record if key in record.updates]
-    timesteps, values = np.concatenate([np.empty((2, 0)), *logged], axis=1).astype(np.float64)
-    known = np.isfinite(values)
-    return timesteps[known], values[known]
+    curves = []
+    for i, ended in study.episodes[study.episodes.run.isin(study.runs.index)].groupby("run"):
+        last = study.runs.n_timesteps[i]
+        grid = np.linspace(0, last, N_POINTS + 1)[1:]
+        values = statistics.learning_curve(np.minimum(ended.step, last), ended["return"], grid, FINAL_SHARE * last)
+        curves.append(pd.DataFrame({"run": i, "step": grid, "return": values}))
+    return pd.concat(curves, ignore_index=True).join(study.runs[GROUP], on="run")
 
 
 @dataclass(frozen=True)
 class Results:
-    """What tables and pictures show: runs of ``tabulate_runs``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
+    """What tables and pictures show: a study of ``tabulate``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
 
-    runs: pd.DataFrame
-    pairs: tuple[Pair, ...]
+    study: Study
+    pairs: list[Sequence[str]]
     kappa: float
 
     @property
@@ -198,69 +144,60 @@ class Results:
     @cached_property
     def compared(self) -> pd.DataFrame:
         """:return: the runs with a final return"""
-        return self.runs[self.runs.final_return.notna()]
-
-    @cached_property
-    def labels(self) -> list[str]:
-        return in_order(self.compared.algorithm)
+        return self.study.runs[self.study.runs.final_return.notna()]
 
     @cached_property
     def groups(self) -> dict[tuple[str, str, str], pd.DataFrame]:
-        """:return: for each environment, variant and algorithm, its runs"""
+        """:return: for each environment, condition and label, its runs"""
         return dict(list(self.compared.groupby(GROUP, sort=False)))
 
     @cached_property
-    def panels(self) -> dict[Panel, dict[str, pd.DataFrame]]:
-        """:return: for each environment and variant, the runs of each algorithm"""
-        panels: dict[Panel, dict[str, pd.DataFrame]] = {}
-        for (env_id, variant, label), runs in self.groups.items():
-            panels.setdefault((env_id, variant), {})[label] = runs
-        return panels
+    def curves(self) -> pd.DataFrame:
+        return learning_curves(replace(self.study, runs=self.compared))
 
-    @cached_property
-    def interquartile_means(self) -> dict[Panel, dict[str, Estimate]]:
-        return {
-            panel: {label: statistics.interquartile_mean(runs.final_return) for label, runs in by_label.items()}
-            for panel, by_label in self.panels.items()
-        }
+    def series(self, name: str, column: str) -> pd.DataFrame:
+        """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
+        table: pd.DataFrame = getattr(self.study, name)
+        if column not in table:
+            return pd.DataFrame(columns=["run", "step", column, *GROUP])
+        return table[np.isfinite(table[column].astype(float))].join(self.compared[GROUP], on="run", how="inner")
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """:return: a row for each environment, variant and pair of algorithms that both have runs there"""
+        """:return: a row for each environment, condition and pair of labels that both have runs there"""
         rows: list[dict[str, Any]] = []
-        for panel, algorithms in self.panels.items():
+        for env, condition in dict.fromkeys(key[:2] for key in self.groups):
             for names in self.pairs:
-                if algorithms.keys() >= set(names):
-                    x, y = (algorithms[name].final_return for name in names)
-                    row: dict[str, Any] = {"panel": panel, "name": " − ".join(names), "n_runs": (len(x), len(y))}
+                if all((env, condition, name) in self.groups for name in names):
+                    runs = [self.groups[env, condition, name] for name in names]
+                    x, y = (of.final_return for of in runs)
+                    row = {"env": env, "condition": condition, "pair": names, "n_runs": (len(x), len(y))}
                     # a difference may also come from hyperparameters that both have
-                    ours, theirs = (algorithms[name].record.iloc[0].spec.hyperparameters for name in names)
-                    both = [name for name in _differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+                    ours, theirs = (json.loads(of.hyperparameters.iloc[0]) for of in runs)
+                    both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
                     row["unlike"] = "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)
                     row["mean"] = statistics.difference_of_means(x, y)
                     row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
                     row["improvement"] = statistics.probability_of_improvement(x, y)
-                    row["welch"] = statistics.welch_test(x, y)
-                    rows.append(row)
+                    rows.append(row | {"welch": statistics.welch_test(x, y)})
         return pd.DataFrame(rows)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Array]]:
         """
-        :return: for each variant with several environments, and each label with the same number of runs in all of them:
-            final returns scaled from 0, the lowest of ``runs`` in the environment, to 1, the highest
-            (``n_runs x n_envs``)
+        :return: for each condition with several environments, and each label with the same number of runs in all of
+            them: final returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
         """
-        by_env = self.compared.groupby("environment").final_return
+        by_env = self.compared.groupby("env").final_return
         lowest, highest = by_env.transform("min"), by_env.transform("max")
         score = (self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0)
         scores: dict[str, dict[str, Array]] = {}
-        for variant, runs in self.compared.assign(score=score).groupby("variant"):
-            n_envs = runs.environment.nunique()
-            for label in self.labels:
-                columns = [group.score for _, group in runs[runs.algorithm == label].groupby("environment")]
+        for condition, runs in self.compared.assign(score=score).groupby("condition"):
+            n_envs = runs.env.nunique()
+            for label in in_order(runs.label):
+                columns = [of.score for _, of in runs[runs.label == label].groupby("env")]
                 if n_envs > 1 and len(columns) == n_envs and len(set(map(len, columns))) == 1:
-                    scores.setdefault(variant, {})[label] = np.stack(columns, axis=1)
+                    scores.setdefault(condition, {})[label] = np.stack(columns, axis=1)
         return scores
 
 

@@ -1,0 +1,75 @@
+"""
+The reader of version 0.1's records, which nothing writes any more: one JSON file for each run, compressed with gzip. Its
+name ends with a hash of the run's specification.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sb3_uatrpo.study.plan import StudyError
+from sb3_uatrpo.study.tables import SERIES, Part, Study, collect, read_evaluations, series
+
+FORMAT = 3
+# Bytes of a record's text: a small file could otherwise unpack to a thousand times its size, and exhaust the memory
+MAX_SIZE = 2**28
+
+
+def read_records(folder: str | os.PathLike[str]) -> Study:
+    """
+    :param folder: a folder of records, such as ``benchmarks/results/paper/records``
+    :return: their tables; files that are not a record are in ``left_out``
+    :raises StudyError: if there is no such folder, or a run is there twice with different episodes
+    """
+    if not Path(folder).is_dir():
+        raise StudyError(f"{folder}: no such folder")
+    return collect(*read_parts(Path(folder)))
+
+
+def read_parts(folder: Path) -> tuple[list[Part], list[tuple[Path, str]]]:
+    """:return: what ``collect`` takes, and (path, reason) of files that cannot be read"""
+    parts, bad = [], []
+    for path in sorted(folder.glob("[!.]*.json*")):
+        try:
+            parts.append(_read(path))
+        # a truncated or foreign file may raise anything; the report names it
+        except Exception as error:
+            bad.append((path, f"{type(error).__name__}: {' '.join(str(error).split())[-150:]}"))
+    return parts, bad
+
+
+def _read(path: Path) -> Part:
+    with gzip.open(path) as file:
+        text = file.read(MAX_SIZE)
+        if file.read(1):
+            raise ValueError(f"its text is longer than {MAX_SIZE} bytes")
+    record = json.loads(text)
+    spec, settings = record["spec"], record["spec"]["settings"]
+    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    if record["format"] != FORMAT or hashlib.sha256(canonical.encode()).hexdigest()[:10] != record["key"]:
+        raise ValueError(f"its format {record['format']!r} or its key {record['key']!r} does not match its specification")
+    row = {"algo": spec["algo"], "env": spec["env_id"], "hyperparameters": json.dumps(settings, sort_keys=True)}
+    row |= {name: spec[name] for name in ("seed", "variant", "n_timesteps", "eval_freq", "n_eval_episodes")}
+    error = "" if record["status"] == "done" else record["traceback"] or "failed"
+    row |= {"error": error, "seconds": float(record["wall_time"]), "versions": json.dumps(record["versions"])}
+    columns = {name: {of: _array(values) for of, values in record[name].items()} for name in SERIES}
+    evaluated = columns.pop("evaluations")
+    tables = {name: series(name, of.pop("timesteps"), _renamed(of)) for name, of in columns.items()}
+    tables["evaluations"] = read_evaluations(*map(evaluated.get, ("timesteps", "returns", "is_success")))
+    return row | {"folder": str(path)}, tables
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    array = np.array(values)
+    # ``None`` stands for a number that was not finite; an algorithm may also have logged text
+    is_number = array.dtype == object and not any(isinstance(value, str) for value in values)
+    return array.astype(np.float64) if is_number else array
+
+
+def _renamed(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {{"returns": "return", "lengths": "length"}.get(name, name): values for name, values in columns.items()}
