@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--output", type=Path, help="where to write; default: FOLDER/report, in the first folder")
     report.add_argument("--algo", dest="algos", **several, help="two algorithms to compare, the first minus the second")
     report.add_argument("--variant", **several, help=f"show only these variants: noise=1, {PLAIN}, …")
-    report.add_argument("--kappa", type=float, default=0.2, help="share of worst runs in a CVaR, in (0, 1]; default 0.2")
+    report.add_argument(
+        "--kappa", type=float, default=0.2, help="share of worst runs in a CVaR, in (0, 1]; default 0.2"
+    )
     return main
 
 

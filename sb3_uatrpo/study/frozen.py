@@ -52,7 +52,9 @@ def _read(path: Path) -> Part:
     spec, settings = record["spec"], record["spec"]["settings"]
     canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     if record["format"] != FORMAT or hashlib.sha256(canonical.encode()).hexdigest()[:10] != record["key"]:
-        raise ValueError(f"its format {record['format']!r} or its key {record['key']!r} does not match its specification")
+        raise ValueError(
+            f"its format {record['format']!r} or its key {record['key']!r} does not match its specification"
+        )
     row = {"algo": spec["algo"], "env": spec["env_id"], "hyperparameters": json.dumps(settings, sort_keys=True)}
     row |= {name: spec[name] for name in ("seed", "variant", "n_timesteps", "eval_freq", "n_eval_episodes")}
     error = "" if record["status"] == "done" else record["traceback"] or "failed"

@@ -4,11 +4,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sb3_uatrpo.study import statistics
@@ -18,36 +16,26 @@ from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPL
 from sb3_uatrpo.study.tables import read_study
 
 PERCENT = "{:.1%}".format
-GROUPS = "environment | variant | algorithm"
+NAMES = ("environment", "variant", "algorithm")
 # With fewer runs than this in a group, the report warns about its intervals
 FEW = 5
-
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
   its steps; if none did, of those that ended last.
 - *κ-CVaR*: mean of the worst share κ of the runs. The run at the boundary of that share counts in part; κ = 1 gives the
   mean.
-- *Intervals*: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples,
-  {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs the intervals are too narrow, above all those of a CVaR.
-  ± is the standard error of the mean.
+- *Intervals*, in parentheses: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples,
+  {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs they are too narrow, above all those of a CVaR. ± is the
+  standard error of the mean.
 - *Welch*: two-sided t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
 - *Probability of improvement*: how often a run of the first algorithm ends above a run of the second; a tie
-  counts as half. Its interval is left out if all resamples agree."""
-
-CAPTIONS = {
-    "learning_curves": f"Training return, trailing mean over {FINAL_SHARE:.0%} of the steps; mean and standard error over "
-    "runs; thin lines are single runs",
-    "evaluations": "Deterministic evaluations: mean and standard error over runs; thin lines are single runs",
-    "cvar": "κ-CVaR of the final return; it is the mean at κ = 1, and the worst run for κ ≤ 1/n",
-    "cvar_over_training": "CVaR over runs of the training return",
-    "differences": "Difference of final returns",
-    "kl_ratio": "KL ratio of proposed steps, with the shares of ratios of at least 2 and of at least 3",
-    "kl_ratio_over_training": "Median and quartiles of the KL ratio over the updates in each fiftieth of the training",
-    "interquartile_means": "IQM of the final return",
-    "performance_profiles": "Performance profiles: the share of runs that end above τ",
-    "probability_of_improvement": "Probability of improvement",
-}
+  counts as half. Its interval is left out if all resamples agree.
+- *Score*: final return, scaled from 0, the lowest of all runs shown in an environment, of every variant, to 1, the
+  highest. Averages over environments are of algorithms with the same number of runs in each.
+- *KL ratio*: actual KL divergence of a proposed step (before the line search) divided by the estimated one, for all
+  updates of all runs.
+- *Success*: share of the episodes that report `is_success` and ended in the last {FINAL_SHARE:.0%} of the steps."""
 
 
 def report(
@@ -65,11 +53,9 @@ def report(
     :param algorithms: two labels to compare, the first minus the second. By default, each ``uatrpo`` is compared with
         every other label; without a ``uatrpo``, all pairs are compared.
     :param kappa: share of worst runs in tables and over training, in (0, 1]
-    :param variants: the variants to show, by their names in the report's tables, ``"plain"`` for runs without varied
-        values; all by default
+    :param variants: the variants to show, ``"plain"`` for runs without varied values; all by default
     :return: the report's path
-    :raises StudyError: if one of ``folders`` is not such a folder, if they have no finished run, or runs that must not
-        be averaged; or if ``algorithms``, ``kappa`` or ``variants`` is invalid
+    :raises StudyError: if there is no finished run, runs must not be averaged, or an argument is invalid
     """
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
@@ -80,44 +66,162 @@ def report(
         reasons = f" ({len(study.left_out)} unreadable, the first: {study.left_out[0][1]})" if study.left_out else ""
         raise StudyError(f"{names}: no runs{reasons}")
     study = tabulate(study, variants)
-    compared = study.runs[study.runs.final_return.notna()]
-    if compared.empty:
+    results = Results(study, pairs_of(study.runs.label[study.runs.final_return.notna()], algorithms), kappa)
+    if results.compared.empty:
         raise StudyError(f"{names}: no run is done with a training return, out of {counted(len(study.runs), 'run')}")
-    results = Results(study, pairs_of(compared.label, algorithms), kappa)
 
     # matplotlib takes a second to import, so errors in the input are reported first
     from sb3_uatrpo.study.plots import draw_pictures
 
-    output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
-    pictures = draw_pictures(results, output)
-    path = output / "report.md"
-    path.write_text("\n\n".join([f"# Report on {names}", *_page(results, pictures)]) + "\n", encoding="utf-8")
+    path = Path(output, "report.md")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    blocks = [f"# Report on {names}", *_page(results), "## Pictures"]
+    for name, caption in draw_pictures(results, path.parent).items():
+        blocks.append(f"![{name.replace('_', ' ')}]({name}.png)\n\n*{caption}* ([SVG]({name}.svg))")
+    path.write_text("\n\n".join([*filter(None, blocks), *_settings(results)]) + "\n", encoding="utf-8")
     return path
 
 
-def _page(results: Results, pictures: set[str]) -> Iterator[str]:
-    """The blocks of the report in Markdown; ``pictures`` are the names of those beside it."""
-
-    def shown(*names: str) -> str:
-        images = "![{0}]({1}.png)\n\n*{2}* ([SVG]({1}.svg))"
-        parts = [images.format(name.replace("_", " "), name, CAPTIONS[name]) for name in names if name in pictures]
-        return "\n\n".join(parts)
-
+def _page(results: Results) -> Iterator[str]:
     yield from _runs(results)
-    yield "## What the numbers are"
-    yield DEFINITIONS
-    yield from _returns(results)
-    yield shown("learning_curves", "evaluations", "cvar", "cvar_over_training")
-    yield from _successes(results)
-    if len(results.comparisons):
-        yield from _differences(results)
-        yield shown("differences")
+    yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns"
+    evaluations, successes = (_last_evaluations(results, name) for name in ("return", "is_success"))
+    n_worst = {n: statistics.runs_behind_cvar(n, results.kappa) for n in map(len, results.groups.values())}
+    cvar = f"{100 * results.kappa:g}%-CVaR"
+    yield _table(
+        {
+            **dict(zip(NAMES, names, strict=True)),
+            "runs": len(runs),
+            "final return": _mean(runs.final_return),
+            cvar: _estimate(statistics.bootstrap_cvar(runs.final_return, results.kappa)),
+            "rests on": counted(n_worst[len(runs)], "run"),
+            "IQM": _estimate(statistics.interquartile_mean(runs.final_return)),
+            "lowest": _number(runs.final_return.min()),
+            "highest": _number(runs.final_return.max()),
+            "last evaluation": _last(evaluations, runs),
+        }
+        for names, runs in results.groups.items()
+    )
+    if several := sorted(n for n, worst in n_worst.items() if worst == 1 < n):
+        yield (
+            f"**The {cvar} of {' or '.join(map(str, several))} runs is the worst run alone.** Only with more than "
+            f"{1 / results.kappa:g} runs does it rest on at least two."
+        )
+    if 1 in n_worst:
+        yield "A single run has neither a standard error nor an interval, and its CVaR is its return."
+    if table := _table(
+        {
+            **dict(zip(NAMES, names, strict=True)),
+            "runs": len(shares),
+            "success": _mean(shares, PERCENT),
+            "last evaluation": _last(successes, runs, PERCENT),
+        }
+        for names, runs in results.groups.items()
+        if len(shares := runs.final_success.dropna())
+    ):
+        yield f"## Success rates\n\n{table}"
+    yield from _differences(results, cvar)
     yield from _proposed_steps(results)
-    if "kl_ratio" in pictures:
-        yield shown("kl_ratio", "kl_ratio_over_training")
-    yield from _aggregates(results)
-    yield shown("interquartile_means", "performance_profiles", "probability_of_improvement")
+    yield from _over_environments(results)
+
+
+def _runs(results: Results) -> Iterator[str]:
+    runs, left_out = results.study.runs, results.study.left_out
+    done, failed = runs[runs.error == ""], runs[runs.error != ""]
+    yield f"{counted(len(done), 'run')} done, {len(failed)} failed, {len(left_out)} left out because of damaged files."
+    rows = []
+    for names, group in runs.groupby(GROUP, sort=False):
+        ended = group[group.error == ""]
+        # a run that failed may have had other settings
+        steps = (group if ended.empty else ended).n_timesteps.iloc[0]
+        row = {**dict(zip(NAMES, names, strict=True)), "done": len(ended), "failed": len(group) - len(ended)}
+        seeds, hours = _seeds(list(ended.seed)), f"{ended.seconds.sum() / 3600:.2g}"
+        rows.append({**row, "steps": f"{steps:,}", "seeds": seeds, "hours": hours})
+    yield f"## Runs\n\n{_table(rows)}"
+    without = done[done.final_return.isna()]
+    for title, lines in (
+        ("Failed", [f"{_name(run)}: `{last_line(run.error)}`" for run in failed.itertuples()]),
+        ("Without a final return, because no episode ended or one is not finite", map(_name, without.itertuples())),
+        ("Left out", [f"`{path}`: {reason}" for path, reason in left_out]),
+    ):
+        if listed := "\n".join(f"- {line}" for line in lines):
+            yield f"{title}:\n\n{listed}"
+
+
+def _differences(results: Results, cvar: str) -> Iterator[str]:
+    if results.comparisons.empty:
+        return
+    rows = []
+    unlike: dict[str, list[str]] = {}
+    for of in results.comparisons.itertuples():
+        pair, p = " − ".join(of.pair), "< 0.001" if of.welch.pvalue < 0.001 else _number(of.welch.pvalue, 3)
+        row = {"environment": of.env, "variant": of.condition, "difference": pair, "runs": "{}, {}".format(*of.n_runs)}
+        row |= {"of means": _estimate(of.mean), "Welch t": _number(of.welch.statistic, 2), "p": p}
+        rows.append(
+            row | {f"of {cvar}": _estimate(of.cvar), "probability of improvement": _probability(of.improvement)}
+        )
+        if of.unlike:
+            unlike.setdefault(f"{pair}: {of.unlike}", []).append(joined([of.env, of.condition]))
+    yield f"## Differences\n\n{_table(rows)}"
+    if (fewest := min(map(min, results.comparisons.n_runs))) < FEW:
+        yield (
+            f"**Do not rely on these intervals: some groups have only {counted(fewest, 'run')}.** Resampling fewer "
+            f"than {FEW} runs shows only part of their spread; Welch's test is more cautious."
+        )
+    # a difference may also come from unequal hyperparameters
+    if unlike:
+        lines = "\n".join(f"- {settings} ({'; '.join(panels)})" for settings, panels in unlike.items())
+        yield f"**The algorithms are not the only difference**: some settings that both have differ too:\n\n{lines}"
+
+
+def _proposed_steps(results: Results) -> Iterator[str]:
+    ratios = dict(list(results.series("updates", "kl_ratio").groupby(GROUP).kl_ratio))
+    proposed = results.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
+    rows = []
+    for names in filter(ratios.__contains__, results.groups):
+        of, mean_kl = ratios[names], _number(proposed.get(names, math.nan), 4)
+        large = {f"at least {t:g}": PERCENT(statistics.share_at_least(of, t)) for t in (2.0, 3.0)}
+        row = {
+            **dict(zip(NAMES, names, strict=True)),
+            "updates": f"{len(of):,}",
+            "median KL ratio": _number(of.median(), 2),
+        }
+        rows.append({**row, **large, "mean proposed KL": mean_kl})
+    yield f"## Proposed steps\n\n{_table(rows)}"
+    if silent := {label for names in results.groups.keys() - ratios.keys() for label in names[2:]}:
+        yield f"No KL ratio of {', '.join(sorted(silent))}."
+
+
+def _over_environments(results: Results) -> Iterator[str]:
+    scores = results.scores
+    form = "{:.3f}".format
+    averaged = [
+        {
+            "variant": condition,
+            "algorithm": label,
+            "runs × environments": " × ".join(map(str, of.shape)),
+            "IQM of score": _estimate(statistics.interquartile_mean(of), form),
+        }
+        for (condition, label), of in scores.items()
+    ]
+    improvements = [
+        {
+            "variant": condition,
+            "pair": " > ".join(pair),
+            "probability of improvement": _probability(statistics.probability_of_improvement(*both)),
+        }
+        for condition in dict.fromkeys(condition for condition, _ in scores)
+        for pair in results.pairs
+        if len(both := [scores[condition, label] for label in pair if (condition, label) in scores]) == 2
+    ]
+    if averaged:
+        yield f"## Over all environments\n\n{_table(averaged)}"
+        yield _table(improvements)
+    elif results.compared.env.nunique() > 1:
+        yield "Nothing is averaged over environments: no algorithm has the same number of runs in each."
+
+
+def _settings(results: Results) -> Iterator[str]:
     yield "## Settings"
     lines = []
     for (env, condition, label), runs in results.study.runs.groupby(GROUP, sort=False):
@@ -127,158 +231,15 @@ def _page(results: Results, pictures: set[str]) -> Iterator[str]:
         lines.append(f"- {joined([label, env, condition])}: {settings}")
     yield "\n".join(lines)
     versions = pd.DataFrame(list(map(json.loads, results.compared.versions.unique())))
-    if found := [f"{name} {' and '.join(sorted(set(versions[name].dropna())))}" for name in sorted(versions)]:
-        yield f"Versions: {', '.join(f'`{each}`' for each in found)}."
+    if found := [f"`{name} {' and '.join(sorted(set(versions[name].dropna())))}`" for name in sorted(versions)]:
+        yield f"Versions: {', '.join(found)}."
 
 
-def _runs(results: Results) -> Iterator[str]:
-    runs, left_out = results.study.runs, results.study.left_out
-    failed, without = runs[runs.error != ""], runs[(runs.error == "") & runs.final_return.isna()]
-    yield (
-        f"{counted(len(runs) - len(failed), 'run')} done, {len(failed)} failed, {len(left_out)} left out because their "
-        "files are damaged."
-    )
-    yield "## Runs"
-    rows = []
-    for names, group in runs.groupby(GROUP, sort=False):
-        done = group[group.error == ""]
-        # a run that failed may have had other settings
-        steps = (group if done.empty else done).n_timesteps.iloc[0]
-        row = [*names, len(done), len(group) - len(done), f"{steps:,}", _seeds(list(done.seed))]
-        rows.append([*row, f"{done.seconds.sum() / 3600:.2g}"])
-    yield _table(f"{GROUPS} | done | failed | steps | seeds | hours", rows)
-    lines = [f"- {_name(run)}: `{_last_line(run.error)}` ({run.folder})" for run in failed.itertuples()]
-    yield from ["Failed:", "\n".join(lines)] if lines else []
-    if len(without):
-        yield "Done, but without a final return, because no episode ended or a return is not finite:"
-        yield "\n".join(f"- {_name(run)}" for run in without.itertuples())
-    if left_out:
-        yield "Left out:"
-        yield "\n".join(f"- `{path}`: {reason}" for path, reason in left_out)
-
-
-def _returns(results: Results) -> Iterator[str]:
-    yield "## Returns"
-    rows = []
-    evaluations = _last_evaluations(results, "return")
-    for names, runs in results.groups.items():
-        returns = runs.final_return
-        cvar = _estimate(statistics.bootstrap_cvar(returns, results.kappa))
-        behind_cvar = counted(statistics.runs_behind_cvar(len(runs), results.kappa), "run")
-        row = [*names, len(runs), *_mean(returns), *cvar, behind_cvar, _number(returns.min()), _number(returns.max())]
-        rows.append([*row, _last_evaluation(runs, evaluations)])
-    yield _table(
-        f"{GROUPS} | runs | final return | interval | {results.cvar_name} | interval | rests on | lowest | highest | "
-        "last evaluation",
-        rows,
-    )
-    alone = {n for n in map(len, results.groups.values()) if statistics.runs_behind_cvar(n, results.kappa) == 1}
-    if several := sorted(alone - {1}):
-        yield (
-            f"**The {results.cvar_name} of {' or '.join(map(str, several))} runs is the worst run alone.** Only with "
-            f"more than {1 / results.kappa:g} runs does it rest on at least two."
-        )
-    if 1 in alone:
-        yield "A single run has neither a standard error nor an interval, and its CVaR is its return."
-
-
-def _successes(results: Results) -> Iterator[str]:
-    evaluations = _last_evaluations(results, "is_success")
-    rows = [
-        [*names, len(shares), *_mean(shares, PERCENT), _last_evaluation(runs, evaluations, PERCENT)]
-        for names, runs in results.groups.items()
-        if len(shares := runs.final_success.dropna())
-    ]
-    if rows:
-        yield "## Success rates"
-        yield (
-            "Share of successes among the episodes that report `is_success`: those that ended in the last "
-            f"{FINAL_SHARE:.0%} of the steps, and those of the last deterministic evaluation. Mean and standard error "
-            "over runs."
-        )
-        yield _table(f"{GROUPS} | runs | success | interval | last evaluation", rows)
-
-
-def _differences(results: Results) -> Iterator[str]:
-    yield "## Differences"
-    rows = []
-    unlike: dict[str, list[str]] = {}
-    for of in results.comparisons.itertuples():
-        name = " − ".join(of.pair)
-        row = [of.env, of.condition, name, ", ".join(map(str, of.n_runs)), *_estimate(of.mean)]
-        row += [_number(of.welch.statistic, 2), "< 0.001" if of.welch.pvalue < 0.001 else _number(of.welch.pvalue, 3)]
-        rows.append([*row, *_estimate(of.cvar), *_probability(of.improvement)])
-        if of.unlike:
-            unlike.setdefault(f"{name}: {of.unlike}", []).append(joined([of.env, of.condition]))
-    yield _table(
-        "environment | variant | difference | runs | of means | interval | Welch t | p | "
-        f"of {results.cvar_name} | interval | probability of improvement | interval",
-        rows,
-    )
-    if (fewest := min(map(min, results.comparisons.n_runs))) < FEW:
-        yield (
-            f"**Do not rely on these intervals: some groups have only {counted(fewest, 'run')}.** Resampling fewer "
-            f"than {FEW} runs shows only part of their spread; Welch's test is more cautious."
-        )
-    # a difference may also come from unequal hyperparameters
-    if unlike:
-        yield "**The algorithms are not the only difference**: some settings that both have differ too:"
-        yield "\n".join(f"- {settings} ({'; '.join(panels)})" for settings, panels in unlike.items())
-
-
-def _proposed_steps(results: Results) -> Iterator[str]:
-    yield "## Proposed steps"
-    proposed = dict(list(results.series("updates", "kl_proposed").groupby(GROUP).kl_proposed))
-    ratios = dict(list(results.series("updates", "kl_ratio").groupby(GROUP).kl_ratio))
-    rows = []
-    for names in filter(ratios.__contains__, results.groups):
-        large = [PERCENT(statistics.share_at_least(ratios[names], threshold)) for threshold in (2.0, 3.0)]
-        mean_kl = _number(proposed[names].mean(), 4) if names in proposed else ""
-        rows.append([*names, f"{len(ratios[names]):,}", _number(ratios[names].median(), 2), *large, mean_kl])
-    if rows:
-        yield (
-            "KL ratio: actual KL divergence of a proposed step (before the line search) divided by the estimated one, "
-            "for all updates of all runs."
-        )
-        yield _table(f"{GROUPS} | updates | median ratio | at least 2 | at least 3 | mean proposed KL", rows)
-    if silent := set(results.compared.label).difference(label for _, _, label, *_ in rows):
-        yield f"No KL ratio of {', '.join(sorted(silent))}."
-
-
-def _aggregates(results: Results) -> Iterator[str]:
-    yield "## Aggregates"
-    rows = [
-        [*names, len(runs), *_estimate(statistics.interquartile_mean(runs.final_return))]
-        for names, runs in results.groups.items()
-    ]
-    yield _table(f"{GROUPS} | runs | IQM of final return | interval", rows)
-    if not results.scores:
-        if results.compared.env.nunique() > 1:
-            yield "Nothing is averaged over environments: no algorithm has the same number of runs in each."
-        return
-    yield (
-        "Over all environments, with final returns scaled from 0, the lowest of all runs shown in an environment, of "
-        "every variant, to 1, the highest; for algorithms with the same number of runs in every environment:"
-    )
-    averaged, improvements = [], []
-    for condition, by_label in results.scores.items():
-        for label, scores in by_label.items():
-            mean = _estimate(statistics.interquartile_mean(scores), "{:.3f}".format)
-            averaged.append([condition, label, " × ".join(map(str, scores.shape)), *mean])
-        for x, y in results.pairs:
-            if by_label.keys() >= {x, y}:
-                improvement = statistics.probability_of_improvement(by_label[x], by_label[y])
-                improvements.append([condition, f"{x} > {y}", *_probability(improvement)])
-    yield _table("variant | algorithm | runs × environments | IQM of score | interval", averaged)
-    if improvements:
-        yield _table("variant | pair | probability of improvement, all environments | interval", improvements)
-
-
-def _table(header: str, rows: Sequence[Sequence[Any]]) -> str:
+def _table(rows: Iterable[dict[str, Any]]) -> str:
     # pandas would need one more package for this
-    names = header.split(" | ")
-    cells = [[str(cell).replace("|", "\\|") or "–" for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *cells])
+    cells = [{name: str(cell).replace("|", "\\|") or "–" for name, cell in row.items()} for row in rows]
+    lines = [list(cells[0]), ["---"] * len(cells[0]), *(row.values() for row in cells)] if cells else []
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _number(value: float, digits: int | None = None) -> str:
@@ -292,22 +253,20 @@ def _number(value: float, digits: int | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def _estimate(estimate: Estimate, form: Callable[[float], str] = _number) -> tuple[str, str]:
+def _estimate(estimate: Estimate, form: Callable[[float], str] = _number, error: str = "") -> str:
     value, low, high = map(float, estimate)
-    return form(value), "" if math.isnan(low) else f"{form(low)} to {form(high)}"
+    return form(value) + error + ("" if math.isnan(low) else f" ({form(low)} to {form(high)})")
 
 
-def _probability(estimate: Estimate) -> tuple[str, str]:
+def _probability(estimate: Estimate) -> str:
     """The interval is left out if all resamples agree, as when no run of one algorithm reaches one of the other."""
-    value, interval = _estimate(estimate, "{:.2f}".format)
-    return value, "" if estimate.low == estimate.high else interval
+    agree = estimate.low == estimate.high
+    return _estimate(Estimate(estimate.value, math.nan, math.nan) if agree else estimate, "{:.2f}".format)
 
 
-def _mean(values: Any, form: Callable[[float], str] = _number) -> tuple[str, str]:
-    """The mean with its standard error, and its interval."""
-    mean, interval = _estimate(statistics.bootstrap_mean(values), form)
+def _mean(values: Any, form: Callable[[float], str] = _number) -> str:
     error = f" ± {form(float(statistics.standard_error(values)))}" if len(values) > 1 else ""
-    return mean + error, interval
+    return _estimate(statistics.bootstrap_mean(values), form, error)
 
 
 def _last_evaluations(results: Results, name: str) -> pd.Series:
@@ -316,24 +275,23 @@ def _last_evaluations(results: Results, name: str) -> pd.Series:
     return table[table.step == table.groupby("run").step.transform("max")].groupby("run")[name].mean()
 
 
-def _last_evaluation(runs: pd.DataFrame, means: pd.Series, form: Callable[[float], str] = _number) -> str:
+def _last(means: pd.Series, runs: pd.DataFrame, form: Callable[[float], str] = _number) -> str:
     """Mean and error over the runs; how many runs that are, if not all."""
-    values = means[means.index.isin(runs.index)].to_numpy(dtype=np.float64)
+    values = means[means.index.isin(runs.index)].to_numpy(dtype=float)
     few = f" ({counted(len(values), 'run')})" if len(values) < len(runs) else ""
-    return _mean(values, form)[0] + few if len(values) else ""
+    return _mean(values, form).partition(" (")[0] + few if len(values) else ""
 
 
 def _name(run: Any) -> str:
     return f"{run.label} on {joined([run.env, run.condition])}, seed {run.seed}"
 
 
-def _last_line(error: str) -> str:
-    lines: Iterable[str] = error.partition("\nThe last that it printed:\n")[0].strip().splitlines() or [""]
-    return list(lines)[-1].replace("`", "'")[:200]
+def last_line(error: str) -> str:
+    """:return: the last line of a traceback, which says most"""
+    return (error.strip().splitlines() or [""])[-1].replace("`", "'")[:200]
 
 
 def _seeds(seeds: list[int]) -> str:
     # not a list of all seeds from the first to the last, since RL Zoo draws seeds from billions
-    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[0] + len(seeds))):
-        return f"{seeds[0]} to {seeds[-1]}"
-    return ", ".join(map(str, seeds))
+    is_range = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    return f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds))

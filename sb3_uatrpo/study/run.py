@@ -74,7 +74,13 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
             "--eval-freq": run.eval_freq or -1, "--eval-episodes": run.n_eval_episodes, "--device": "cpu",
             "--num-threads": 1, "--verbose": 0,
         }  # fmt: skip
-        words = [sys.executable, "-m", "sb3_uatrpo.zoo", "train", *(str(word) for item in options.items() for word in item)]
+        words = [
+            sys.executable,
+            "-m",
+            "sb3_uatrpo.zoo",
+            "train",
+            *(str(word) for item in options.items() for word in item),
+        ]
         words += ["--gym-packages", module] if module else []
         if kwargs := run.hyperparameters.get("env_kwargs"):
             # otherwise, only the training environments would get them
@@ -156,7 +162,9 @@ def run_study(
         if missing and all(run.eval_freq > run.n_timesteps for run in missing):
             print("no evaluations: the runs are shorter than the interval between evaluations", file=sys.stderr)
         (root / UNFINISHED).mkdir()
-        results = _on_ray(missing, jobs, ray_address, save_models) if ray_address else _here(missing, jobs, save_models, root)
+        results = (
+            _on_ray(missing, jobs, ray_address, save_models) if ray_address else _here(missing, jobs, save_models, root)
+        )
         n_failed = sum(place.is_relative_to(root / FAILED) for place in there.values())
         # no bar is drawn if the output is not a terminal
         with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
