@@ -1,4 +1,4 @@
-"""What RL Zoo's own files lack of a run: all updates, the steps at which episodes ended, successes, and how it ended."""
+"""What RL Zoo's own files lack of a run: all updates, the steps at which episodes ended, successes, and its end."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.study.plan import versions
+from sb3_uatrpo.study.tables import GZIP
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 # Distance between the seeds of training and of evaluation environments
@@ -26,19 +27,15 @@ OF_A_STUDY = "SB3_UATRPO_STUDY"
 
 class StudyCallback(BaseCallback):
     """
-    Writes ``episodes.csv.gz``, ``updates.csv.gz`` and ``ended.json`` at the end of the training, into RL Zoo's folder of
-    the run, or into the logger's if there are no evaluations. Evaluation environments get seeds of their own, where RL
-    Zoo gives them those of training. In any of RL Zoo's hyperparameter files:
+    Writes ``episodes.csv.gz``, ``updates.csv.gz`` and ``ended.json`` at the end of the training, into RL Zoo's folder
+    of the run, or into the logger's if there are no evaluations. Evaluation environments get seeds of their own, where
+    RL Zoo gives them those of training. It is for the ``callback:`` of any of RL Zoo's hyperparameter files.
 
-    .. code-block:: yaml
+    As a part of a study, it also ends the process when the study is gone, keeps sketches from being saved, and has a
+    run fail that was stopped early or whose Monitor has missed episodes.
 
-        callback: sb3_uatrpo.study.callback.StudyCallback
-
-    As a part of a study, it also ends the process when the study is gone, keeps models and their sketches from being
-    saved during the training, and has the run fail if it was stopped early or if Monitor has missed episodes.
-
-    :param steps_between_updates: of updates that are closer to each other, only the first is kept; by default 200, since
-        some algorithms learn after every few steps, but 0 for ours
+    :param steps_between_updates: of updates that are closer to each other, only the first is kept; by default 0 for our
+        algorithms, and 200 for others, since some learn after every few steps
     """
 
     def __init__(self, steps_between_updates: int | None = None) -> None:
@@ -47,21 +44,19 @@ class StudyCallback(BaseCallback):
         self.updates: list[dict[str, Any]] = []
         #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]`` or NaN
         self.ends: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        self.of_a_study = OF_A_STUDY in os.environ
         self.seen: Any = None
+        self.of_a_study = OF_A_STUDY in os.environ
         if self.of_a_study:
             threading.Thread(target=_end_with_the_study, daemon=True).start()
 
     def _on_training_start(self) -> None:
-        self.started = time.time()
-        self.folder = Path(self.logger.dir)
+        self.started, self.folder = time.time(), Path(self.logger.dir)
         if self.steps_between_updates is None:
             self.steps_between_updates = 0 if isinstance(self.model, TrustRegionAlgorithm) else 200
         for callback in getattr(self.locals["callback"], "callbacks", ()):
             if isinstance(callback, EvalCallback):
                 callback.eval_env.seed((self.model.seed or 0) + EVAL_SEED_OFFSET)
-                if callback.log_path:
-                    self.folder = Path(callback.log_path).parent
+                self.folder = Path(callback.log_path).parent if callback.log_path else self.folder
                 if self.of_a_study:
                     callback.best_model_save_path = callback.callback_on_new_best = None
                     # SB3's own could not write the lists where only some episodes report their success
@@ -89,22 +84,20 @@ class StudyCallback(BaseCallback):
         # RL Zoo also calls this when an exception has ended the training
         if sys.exc_info()[0] is not None:
             return
-        if self.of_a_study:
-            if self.num_timesteps < self.locals["total_timesteps"]:
-                # its last episodes are not those at the end of a run of this length
-                raise RuntimeError(
-                    f"a callback stopped it after {self.num_timesteps:,} of {self.locals['total_timesteps']:,} steps"
-                )
-            if isinstance(sketch := getattr(self.model, "sketch", None), Sketch):
-                # it would be most of the saved model
-                sketch.clear()
+        total = self.locals["total_timesteps"]
+        if self.of_a_study and self.num_timesteps < total:
+            # its last episodes are not those at the end of a run of this length
+            raise RuntimeError(f"a callback stopped it after {self.num_timesteps:,} of {total:,} steps")
+        if self.of_a_study and isinstance(sketch := getattr(self.model, "sketch", None), Sketch):
+            # it would be most of the saved model
+            sketch.clear()
         # SB3 never dumps the last one
         self._keep_update()
-        ended = {"steps": self.num_timesteps, "seconds": round(time.time() - self.started, 3), "versions": versions()}
         for name, rows in (("episodes", self._episodes()), ("updates", self.updates)):
-            path, compression = self.folder / f"{name}.csv.gz", {"method": "gzip", "mtime": 0}
             # six digits are enough for a picture, in a third of the space
-            pd.DataFrame(rows or {"step": []}).to_csv(path, index=False, float_format="%.6g", compression=compression)
+            table, path = pd.DataFrame(rows or {"step": []}).dropna(axis=1, how="all"), self.folder / f"{name}.csv.gz"
+            table.to_csv(path, index=False, float_format="%.6g", compression=GZIP)
+        ended = {"steps": self.num_timesteps, "seconds": round(time.time() - self.started, 3), "versions": versions()}
         (self.folder / "ended.json").write_text(json.dumps(ended, indent=1) + "\n")
 
     def _episodes(self) -> list[dict[str, Any]]:
@@ -112,27 +105,22 @@ class StudyCallback(BaseCallback):
         episodes = []
         # Monitor's methods, since wrappers may have attributes of the same names
         methods = ("get_episode_rewards", "get_episode_lengths", "get_total_steps")
-        env = self.training_env
-        seen = zip(*map(env.env_method, methods), env.get_attr("rewards"), strict=True)
+        seen = zip(*map(self.training_env.env_method, methods), self.training_env.get_attr("rewards"), strict=True)
         for i, (returns, lengths, n_steps, under_way) in enumerate(seen):
             if self.of_a_study and n_steps > sum(lengths) + len(under_way):
                 raise RuntimeError(
-                    "a wrapper around Monitor ended episodes that Monitor does not report, so the returns of the "
-                    "others are not those of all episodes: end them by a wrapper within Monitor, or by "
-                    "max_episode_steps"
+                    "a wrapper around Monitor ended episodes that Monitor does not report, so returns are not those of "
+                    "all episodes: end them by a wrapper within Monitor, or by max_episode_steps"
                 )
             ends = self.ends[i]
             if len(ends) != len(returns):
                 # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together: n
                 # steps of one are n of each.
-                ends = [(int(step), np.nan) for step in np.cumsum(lengths, dtype=int) * env.num_envs]
-            for (step, success), value, length in zip(ends, returns, lengths, strict=True):
-                row = {"step": step, "env_index": i, "return": float(value), "length": int(length)}
-                episodes.append(row | {"is_success": success})
-        episodes.sort(key=lambda episode: episode["step"])
-        if all(np.isnan(episode["is_success"]) for episode in episodes):
-            episodes = [{k: v for k, v in episode.items() if k != "is_success"} for episode in episodes]
-        return episodes
+                ends = [(int(n), np.nan) for n in np.cumsum(lengths, dtype=int) * self.training_env.num_envs]
+            for (step, success), value, length in zip(ends, map(float, returns), lengths, strict=True):
+                row = {"step": step, "env_index": i, "return": value, "length": length, "is_success": success}
+                episodes.append(row)
+        return sorted(episodes, key=lambda episode: episode["step"])
 
 
 def _end_with_the_study() -> None:

@@ -1,6 +1,6 @@
 """Pictures of a report: tidy tables in seaborn's facets, a panel per environment and condition, a colour per label."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import seaborn as sns
 from matplotlib.ticker import EngFormatter
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.results import GROUP, Results, in_order, joined, learning_curves
+from sb3_uatrpo.study.results import GROUP, THRESHOLDS, Results, in_order, joined, learning_curves
 from sb3_uatrpo.study.statistics import FINAL_SHARE, N_RESAMPLES_OVER_TRAINING, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
-# Larger KL ratios are drawn in the last bin; the share of updates at or above each threshold is shown
-LARGEST_RATIO, THRESHOLDS = 5.0, (2.0, 3.0)
+# Larger KL ratios are drawn in the last bin
+LARGEST_RATIO = 5.0
 # Number of parts of the training, each with its own median KL ratio
 N_PARTS = 50
 STEPS = "environment steps"
@@ -30,21 +30,18 @@ STYLE: dict[Any, Any] = {
 
 def draw_pictures(results: Results, output: Path) -> dict[str, str]:
     """Draw the pictures of a report into a folder, as PNG and SVG; return the captions of those with data to show."""
-    curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
-    cvar, pairs = f"{100 * results.kappa:g}%-CVaR", list(results.comparisons.itertuples())
-    captions = {}
+    captions: dict[str, str] = {}
 
     def save(name: str, caption: str, table: pd.DataFrame, draw: Callable[..., sns.FacetGrid], *options: Any) -> None:
+        grid = draw(results, table, *options) if len(table) else None
         for path in (output / f"{name}.png", output / f"{name}.svg"):
             # an earlier report's picture must not remain
             path.unlink(missing_ok=True)
-        if len(table):
-            grid = draw(results, table, *options)
-            for suffix in ("png", "svg"):
+            if grid is not None:
                 # without its date, an unchanged picture is an unchanged file
-                grid.savefig(output / f"{name}.{suffix}", dpi=120, metadata={"Date": None})
-            plt.close(grid.figure)
-            captions[name] = caption
+                grid.savefig(path, dpi=120, metadata={"Date": None})
+                captions[name] = caption
+        plt.close("all")
 
     def cvars(runs: pd.DataFrame) -> pd.DataFrame:
         return _band(KAPPAS, statistics.bootstrap_cvar(runs.final_return, KAPPAS))
@@ -53,33 +50,27 @@ def draw_pictures(results: Results, output: Path) -> dict[str, str]:
         runs, n_resamples = _by_step(rows), N_RESAMPLES_OVER_TRAINING
         return _band(runs.index, statistics.bootstrap_cvar(runs, results.kappa, n_resamples=n_resamples))
 
+    curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
+    error = "mean and standard error over runs; thin lines are single runs"
     with matplotlib.rc_context(STYLE):
-        runs = "mean and standard error over runs; thin lines are single runs"
-        caption = f"Training return, trailing mean over {FINAL_SHARE:.0%} of the steps: {runs}"
-        save("learning_curves", caption, curves, _lines, _mean_and_error, STEPS, "training return")
-        caption, evaluations = f"Deterministic evaluations: {runs}", results.series("evaluations", "return")
-        save("evaluations", caption, evaluations, _lines, _mean_and_error, STEPS, "deterministic return")
+        caption, ylabel = f"Trailing mean over {FINAL_SHARE:.0%} of the steps: {error}", "training return"
+        save("learning_curves", caption, curves, _lines, _mean_and_error, STEPS, ylabel)
+        table, ylabel = results.series("evaluations", "return"), "deterministic return"
+        save("evaluations", f"Deterministic evaluations: {error}", table, _lines, _mean_and_error, STEPS, ylabel)
         caption = "κ-CVaR of the final return; it is the mean at κ = 1, and the worst run for κ ≤ 1/n"
         save("cvar", caption, results.compared, _lines, cvars, "κ, share of worst runs", "κ-CVaR of final return")
-        caption = f"{cvar} over runs of the training return"
-        save("cvar_over_training", caption, curves, _lines, cvar_by_step, STEPS, f"{cvar} of training return")
-        differences = [
-            (of.env, of.condition, f"{' − '.join(of.pair)}: {name}", *estimate)
-            for of in pairs
-            for name, estimate in (("mean", of.mean), (cvar, of.cvar))
-        ]
-        save("differences", "Difference of final returns", _table(differences), _forest, "difference", 0.0)
-        caption = "KL ratio of proposed steps, with the shares of ratios of at least 2 and of at least 3"
-        save("kl_ratio", caption, ratios, _histograms)
-        caption = "Median and quartiles of the KL ratio over the updates in each fiftieth of the training"
+        ylabel = f"{results.cvar} of training return"
+        save("cvar_over_training", "CVaR over runs", curves, _lines, cvar_by_step, STEPS, ylabel)
+        columns = ["of means", f"of {results.cvar}"]
+        save("differences", "Differences of final returns", results.differences, _forest, columns, 0.0)
+        name, columns = "probability_of_improvement", ["probability of improvement"]
+        save(name, "Probability of improvement", results.differences, _forest, columns, 0.5)
+        save("kl_ratio", "KL ratio of proposed steps, with the shares of large ones", ratios, _histograms)
+        caption = "Median and quartiles of the KL ratio in each fiftieth of the training"
         save("kl_ratio_over_training", caption, ratios, _ratios_over_training)
-        iqms = _table((*k, *statistics.interquartile_mean(of.final_return)) for k, of in results.groups.items())
-        save("interquartile_means", "IQM of the final return", iqms, _forest, "IQM of final return")
-        caption, labels = "Performance profiles: the share of runs that end above τ", ("τ", "share of runs above τ")
-        save("performance_profiles", caption, _scores(results), _lines, _profile, *labels)
-        caption = "Probability of improvement"
-        better = _table((of.env, of.condition, " > ".join(of.pair), *of.improvement) for of in pairs)
-        save("probability_of_improvement", caption, better, _forest, "probability", 0.5)
+        save("interquartile_means", "IQM of the final return", results.returns, _forest, ["IQM"])
+        caption, ylabel = "Performance profiles: the share of runs that end above τ", "share of runs above τ"
+        save("performance_profiles", caption, _scores(results), _lines, _profile, "τ", ylabel)
     return captions
 
 
@@ -136,20 +127,19 @@ def _mean_and_error(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _scores(results: Results) -> pd.DataFrame:
-    """The final returns of each environment, and the scores over all of them, with the range in each panel."""
+    """The final returns in each environment, and the scores over all of them."""
     tables = [results.compared.rename(columns={"final_return": "score"}).assign(task=0)]
     for (condition, label), scores in results.scores.items():
         table = pd.DataFrame(scores).melt(var_name="task", value_name="score")
-        tables.append(table.assign(env="all environments, scores", condition=condition, label=label))
+        tables.append(table.assign(env="all environments (scores)", condition=condition, label=label))
     table = pd.concat(tables)[[*GROUP, "task", "score"]]
     return table.join(table.groupby("env").score.agg(["min", "max"]), on="env")
 
 
 def _profile(rows: pd.DataFrame) -> pd.DataFrame:
     taus = np.linspace(rows["min"].iloc[0], rows["max"].iloc[0], 101)
-    return _band(
-        taus, statistics.performance_profile(np.stack([x for _, x in rows.groupby("task").score], axis=1), taus)
-    )
+    scores = np.stack([of_task for _, of_task in rows.groupby("task").score], axis=1)
+    return _band(taus, statistics.performance_profile(scores, taus))
 
 
 def _histograms(results: Results, ratios: pd.DataFrame) -> sns.FacetGrid:
@@ -162,9 +152,7 @@ def _histograms(results: Results, ratios: pd.DataFrame) -> sns.FacetGrid:
         place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
         plt.annotate(shares, (1, 1), (-4, -4 - 10 * labels.index(label)), fontsize=8, color=color, **place)
 
-    grid = (
-        _facets(results, ratios, draw).refline(x=THRESHOLDS[0], linestyle=":").refline(x=THRESHOLDS[1], linestyle=":")
-    )
+    grid = _facets(results, ratios, draw)
     return grid.set_axis_labels(f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})", "share of updates")
 
 
@@ -182,16 +170,18 @@ def _ratios_over_training(results: Results, ratios: pd.DataFrame) -> sns.FacetGr
     return grid
 
 
-def _table(rows: Iterable[tuple[Any, ...]]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=[*GROUP, *Estimate._fields])
-
-
-def _forest(results: Results, table: pd.DataFrame, xlabel: str, reference: float | None = None) -> sns.FacetGrid:
-    """Points with their intervals, one above the other."""
+def _forest(results: Results, table: pd.DataFrame, columns: list[str], reference: float | None = None) -> sns.FacetGrid:
+    """Estimates in some columns, as points with their intervals, one above the other."""
+    table = (
+        table[[*GROUP, *columns]].melt(GROUP, var_name="column", value_name="estimate", ignore_index=False).sort_index()
+    )
+    if len(columns) > 1:
+        table["label"] += " " + table.column
 
     def draw(data: pd.DataFrame, color: Any, label: str = "") -> None:
-        plt.hlines(data.label, data.low, data.high, color="0.65", linewidth=5)
-        plt.plot(data.value, data.label, "o", color="0.2", markersize=5)
+        value, low, high = np.array(data.estimate.tolist()).T
+        plt.hlines(data.label, low, high, color="0.65", linewidth=5)
+        plt.plot(value, data.label, "o", color="0.2", markersize=5)
         plt.ylim(len(data) - 0.5, -0.5)
         if reference is not None:
             plt.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
@@ -199,6 +189,5 @@ def _forest(results: Results, table: pd.DataFrame, xlabel: str, reference: float
     panels = [list(of) for _, of in table.groupby(GROUP[:2]).label]
     share, height = all(names == panels[0] for names in panels), 0.9 + 0.25 * max(map(len, panels))
     aspect = (2.5 + 0.06 * max(map(len, table.label)) / (2 if share else 1)) / height
-    return _facets(results, table, draw, hue=None, sharey=share, height=height, aspect=aspect).set_axis_labels(
-        xlabel, ""
-    )
+    grid = _facets(results, table, draw, hue=None, sharey=share, height=height, aspect=aspect)
+    return grid.set_axis_labels(columns[0] if len(columns) == 1 else "difference", "")

@@ -23,6 +23,8 @@ GROUP = ["env", "condition", "label"]
 EVALUATION = ["eval_freq", "n_eval_episodes"]
 # Points of a learning curve
 N_POINTS = 100
+# KL ratios that count as large
+THRESHOLDS = (2.0, 3.0)
 
 
 def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
@@ -130,11 +132,15 @@ def learning_curves(study: Study) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Results:
-    """What tables and pictures show: a study of ``tabulate``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
+    """What a report shows: a study of ``tabulate``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
 
     study: Study
     pairs: list[Sequence[str]]
     kappa: float
+
+    @property
+    def cvar(self) -> str:
+        return f"{100 * self.kappa:g}%-CVaR"
 
     @cached_property
     def compared(self) -> pd.DataFrame:
@@ -152,22 +158,62 @@ class Results:
         table = table.assign(**{column: table[column].astype(float) if column in table else math.nan})
         return table[np.isfinite(table[column])].join(self.compared[GROUP], on="run", how="inner")
 
+    def last_evaluations(self, column: str) -> pd.DataFrame:
+        """:return: the mean of each run's own last evaluation, in the column"""
+        table = self.series("evaluations", column)
+        last = table[table.step == table.groupby("run").step.transform("max")]
+        return last.groupby([*GROUP, "run"])[column].mean().reset_index()
+
     @cached_property
-    def comparisons(self) -> pd.DataFrame:
+    def returns(self) -> pd.DataFrame:
+        """:return: a row for each environment, condition and label"""
+        rows = []
+        evaluations = self.last_evaluations("return").groupby(GROUP)["return"].agg(["mean", "sem"])
+        for names, runs in self.groups.items():
+            x, last = runs.final_return, evaluations.reindex([names]).iloc[0]
+            row = {**dict(zip(GROUP, names, strict=True)), "runs": len(x), "final return": statistics.bootstrap_mean(x)}
+            row |= {"±": float(statistics.standard_error(x)), self.cvar: statistics.bootstrap_cvar(x, self.kappa)}
+            row |= {"rests on": counted(statistics.runs_behind_cvar(len(x), self.kappa), "run")}
+            row |= {"IQM": statistics.interquartile_mean(x), "lowest": x.min(), "highest": x.max()}
+            rows.append(row | {"last evaluation": last["mean"], "its ±": last["sem"]})
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def differences(self) -> pd.DataFrame:
         """:return: a row for each environment, condition and pair of labels that both have runs there"""
-        rows: list[dict[str, Any]] = []
+        rows = []
         for (env, condition), names in product(dict.fromkeys(key[:2] for key in self.groups), self.pairs):
             if all((env, condition, name) in self.groups for name in names):
-                runs = [self.groups[env, condition, name] for name in names]
-                x, y = (of.final_return for of in runs)
-                # a difference may also come from hyperparameters that both have
-                ours, theirs = (json.loads(of.hyperparameters.iloc[0]) for of in runs)
-                both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
-                row = {"env": env, "condition": condition, "pair": names, "n_runs": (len(x), len(y))}
-                row |= {"unlike": "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)}
-                row |= {"mean": statistics.difference_of_means(x, y), "welch": statistics.welch_test(x, y)}
-                row |= {"cvar": statistics.difference_of_cvars(x, y, self.kappa)}
-                rows.append(row | {"improvement": statistics.probability_of_improvement(x, y)})
+                x, y = (self.groups[env, condition, name].final_return for name in names)
+                welch = statistics.welch_test(x, y)
+                row = {"env": env, "condition": condition, "label": " − ".join(names), "runs": f"{len(x)}, {len(y)}"}
+                row |= {"of means": statistics.difference_of_means(x, y), "Welch t": welch.statistic, "p": welch.pvalue}
+                row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
+                rows.append(row | {"probability of improvement": statistics.probability_of_improvement(x, y)})
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def unlike(self) -> dict[str, list[str]]:
+        """:return: hyperparameters that both of a pair have, with different values, and where: not only algorithms differ"""
+        found: dict[str, list[str]] = defaultdict(list)
+        settings = {names: json.loads(runs.hyperparameters.iloc[0]) for names, runs in self.groups.items()}
+        for (env, condition), pair in product(dict.fromkeys(key[:2] for key in self.groups), self.pairs):
+            ours, theirs = (settings.get((env, condition, label), {}) for label in pair)
+            both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+            if both:
+                values = "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)
+                found[f"{' − '.join(pair)}: {values}"].append(joined([env, condition]))
+        return found
+
+    @cached_property
+    def ratios(self) -> pd.DataFrame:
+        """:return: a row for each environment, condition and label with KL ratios"""
+        rows = []
+        proposed = self.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
+        for names, x in self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio:
+            row = {**dict(zip(GROUP, names, strict=True)), "updates": len(x), "median KL ratio": x.median()}
+            row |= {f"at least {t:g}": statistics.share_at_least(x, t) for t in THRESHOLDS}
+            rows.append(row | {"mean proposed KL": proposed.get(names, math.nan)})
         return pd.DataFrame(rows)
 
     @cached_property

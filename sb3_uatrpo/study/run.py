@@ -1,6 +1,6 @@
 """
-Missing runs, some at a time. Each is RL Zoo's ``train`` in a process of its own, and its folder appears in the study when
-it has ended, done or failed, so that a run is there as a whole or not at all.
+Missing runs, some at a time. Each is RL Zoo's ``train`` in a process of its own, and its folder appears in the study
+when it has ended, done or failed, so that a run is there as a whole or not at all.
 """
 
 import json
@@ -28,10 +28,8 @@ from sb3_uatrpo.study.callback import OF_A_STUDY, StudyCallback
 from sb3_uatrpo.study.plan import FAILED, Run, StudyError, refuse_unequal_lengths
 
 CALLBACK = f"{StudyCallback.__module__}.{StudyCallback.__qualname__}"
-# A run's specification, and what a failed one has printed
-RUN, ERROR = "run.json", "error.txt"
-# In a study's folder, what is not done yet
-UNFINISHED = ".unfinished"
+# A run's specification, what a failed one has printed, and in a study's folder, what is not done yet
+RUN, ERROR, UNFINISHED = "run.json", "error.txt", ".unfinished"
 # Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # Enough to keep a cluster busy; how often Ray starts a run again that is lost with its process or its machine
@@ -62,56 +60,53 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
     :raises Lost: if the process was killed
     """
     with tempfile.TemporaryDirectory(prefix="run_", dir=folder, ignore_cleanup_errors=True) as temporary:
-        root = Path(temporary).resolve()
+        root, stop = Path(temporary).resolve(), stop or Event()
         module, _, env = run.env.rpartition(":")
         logs = root / run.algo / f"{env.replace('/', '-')}_1"
         callbacks = run.hyperparameters.get("callback") or []
         callbacks = [CALLBACK, *(callbacks if isinstance(callbacks, list) else [callbacks])]
         settings = {**run.hyperparameters, "n_timesteps": run.n_timesteps, "callback": callbacks}
         (root / "settings.yml").write_text(yaml.safe_dump({env: settings}))
-        options: dict[str, Any] = {
-            "--algo": run.algo, "--env": env, "--seed": run.seed, "-conf": root / "settings.yml", "-f": root,
-            "--eval-freq": run.eval_freq or -1, "--eval-episodes": run.n_eval_episodes, "--device": "cpu",
-            "--num-threads": 1, "--verbose": 0,
-        }  # fmt: skip
-        words = [
+        words: list[Any] = [
             sys.executable,
             "-m",
             "sb3_uatrpo.zoo",
             "train",
-            *(str(word) for item in options.items() for word in item),
+            "--algo",
+            run.algo,
+            "--env",
+            env,
+            "-f",
+            root,
         ]
+        words += ["--seed", run.seed, "--conf-file", root / "settings.yml", "--eval-freq", run.eval_freq or -1]
+        words += ["--eval-episodes", run.n_eval_episodes, "--device", "cpu", "--num-threads", 1, "--verbose", 0]
         words += ["--gym-packages", module] if module else []
         if kwargs := run.hyperparameters.get("env_kwargs"):
             # otherwise, only the training environments would get them
             words += ["--env-kwargs", *(f"{name}:{value!r}" for name, value in kwargs.items())]
         # modules are found where this process finds them
-        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SB3_LOGDIR": str(logs), OF_A_STUDY: "1"}
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SB3_LOGDIR": str(logs), OF_A_STUDY: "1"}
         with open(root / "output.txt", "wb") as output:
-            # standard input is never written to: its end tells the run that the study is gone. At Ctrl-C, RL Zoo would
+            # Standard input is never written to: its end tells the run that the study is gone. At Ctrl-C, RL Zoo would
             # save its model and end as if all were done, so it has a session of its own.
-            process = subprocess.Popen(
-                words, env={**os.environ, **ONE_THREAD, **paths}, stdin=subprocess.PIPE, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            stopped = stop or Event()
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
+            environment = {**os.environ, **ONE_THREAD, **own}
+            process = subprocess.Popen(list(map(str, words)), env=environment, start_new_session=True, **pipes)
             try:
-                while process.poll() is None and not stopped.wait(0.05):
+                while process.poll() is None and not stop.wait(0.05):
                     pass
             finally:
                 process.kill()
                 process.communicate()
-        printed = (root / "output.txt").read_text(errors="replace")
-        if process.returncode < 0:
-            raise Lost(f"{printed}\nthe run's process was killed by {signal.Signals(-process.returncode).name}")
-        unwanted = () if save_model else ("*.zip", "*.pkl")
-        files = {
-            path.relative_to(logs).as_posix(): path.read_bytes()
-            for path in sorted(logs.rglob("*"))
-            if path.is_file() and not any(map(path.match, unwanted))
-        }
-        failed = process.returncode or "ended.json" not in files
-        return Ended(run, files, f"{printed}\nexit code {process.returncode}" if failed else "")
+        code, printed = process.returncode, (root / "output.txt").read_text(errors="replace")
+        if code < 0:
+            raise Lost(f"{printed}\nthe run's process was killed by {signal.Signals(-code).name}")
+        paths = [path for path in sorted(logs.rglob("*")) if path.is_file()]
+        kept = [path for path in paths if save_model or path.suffix not in (".zip", ".pkl")]
+        files = {path.relative_to(logs).as_posix(): path.read_bytes() for path in kept}
+        has_failed = code != 0 or "ended.json" not in files
+        return Ended(run, files, (printed if code else f"{printed}\nit wrote no ended.json") if has_failed else "")
 
 
 def run_study(
@@ -132,88 +127,81 @@ def run_study(
     :param save_models: whether to keep the trained models
     :param retry_failed: whether to repeat runs that have failed
     :return: the runs that have failed, each with the file of what it printed
-    :raises StudyError: if another process is at work in the folder, if it has runs of the same name with other settings,
-        or if no Ray cluster answers
+    :raises StudyError: if another process is at work in the folder, it has runs of the same name with other settings or
+        of another length, or no Ray cluster answers
     """
     root = Path(folder)
     if (root / "study.json").exists():
-        raise StudyError(
-            f"{root} has records of version 0.1, which can be reported on, but not continued: use another folder"
-        )
+        raise StudyError(f"{root} has records of version 0.1: report on them, and give this study another folder")
     root.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(root / ".lock").acquire(blocking=False)
     except Timeout as error:
-        raise StudyError(f"another study is at work in {root}") from error
+        raise StudyError(f"another process is at work in {root}: a study has one at a time") from error
     with lock:
         shutil.rmtree(root / UNFINISHED, ignore_errors=True)
-        if retry_failed:
-            for run in runs:
-                shutil.rmtree(root / FAILED / run.path, ignore_errors=True)
+        for run in runs if retry_failed else ():
+            shutil.rmtree(root / FAILED / run.path, ignore_errors=True)
         there = {run.path: place for run in runs if (place := _place_of(run, root))}
-        others = [_specification(path.parent) for path in root.glob(f"*/*/*/{RUN}")]
-        refuse_unequal_lengths(
-            [(of["env"], of["algo"], of["n_timesteps"]) for of in [*others, *map(asdict, runs)]],
-            f"use another folder than {root}, or delete its runs of the other length",
-        )
+        lengths = [_specification(path.parent) for path in root.glob(f"*/*/*/{RUN}")] + list(map(asdict, runs))
+        remedy = f"use another folder than {root}, or delete its runs of the other length"
+        refuse_unequal_lengths([(of["env"], of["algo"], of["n_timesteps"]) for of in lengths], remedy)
         missing = [run for run in runs if run.path not in there]
         if there:
             print(f"{len(there)} of {len(runs)} runs are there already", file=sys.stderr)
         if missing and all(run.eval_freq > run.n_timesteps for run in missing):
             print("no evaluations: the runs are shorter than the interval between evaluations", file=sys.stderr)
         (root / UNFINISHED).mkdir()
-        results = (
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        jobs = jobs or (MAX_SUBMITTED if ray_address else cores)
+        ended_runs = (
             _on_ray(missing, jobs, ray_address, save_models) if ray_address else _here(missing, jobs, save_models, root)
         )
-        n_failed = sum(place.is_relative_to(root / FAILED) for place in there.values())
         # no bar is drawn if the output is not a terminal
-        with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
-            for ended in results if missing else ():
+        with closing(ended_runs), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
+            for ended in ended_runs:
                 there[ended.run.path] = _keep(ended, root)
-                n_failed += bool(ended.error)
                 bar.write(f"{'failed' if ended.error else 'done'}: {ended.run}", file=sys.stderr)
+                bar.set_postfix(
+                    running=min(jobs, len(runs) - len(there)), failed=sum(FAILED in p.parts for p in there.values())
+                )
                 bar.update()
-                bar.set_postfix(running=min(jobs or os.cpu_count() or 1, len(runs) - len(there)), failed=n_failed)
         shutil.rmtree(root / UNFINISHED)
-    return [(run, there[run.path] / ERROR) for run in runs if there[run.path].is_relative_to(root / FAILED)]
+    return [(run, there[run.path] / ERROR) for run in runs if (there[run.path] / ERROR).exists()]
 
 
 def _place_of(run: Run, root: Path) -> Path | None:
-    for place in (root / run.path, root / FAILED / run.path):
-        if place.exists():
-            there, planned = _specification(place), asdict(run)
-            if names := [name for name in planned if planned[name] != there.get(name)]:
-                raise StudyError(
-                    f"{place} has other {' and '.join(names)}: give other settings a name, as a variant of a study file "
-                    "or by --vary, or use another folder"
-                )
-            return place
+    for place in filter(Path.exists, (root / run.path, root / FAILED / run.path)):
+        there, planned = _specification(place), asdict(run)
+        if names := [name for name in planned if planned[name] != there.get(name)]:
+            raise StudyError(
+                f"{place} has other {' and '.join(names)}: give other settings a name, as a variant of a study file or by "
+                "--vary, or use another folder"
+            )
+        return place
     return None
 
 
 def _specification(place: Path) -> dict[str, Any]:
     try:
         return json.loads((place / RUN).read_text())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StudyError(f"{place / RUN} cannot be read ({error}): delete {place} to repeat the run") from error
 
 
 def _keep(ended: Ended, root: Path) -> Path:
     """Write a run's files, and then move all of them into the study at once."""
-    temporary = Path(tempfile.mkdtemp(dir=root / UNFINISHED))
+    temporary, place = root / UNFINISHED / "ended", root / (FAILED if ended.error else "") / ended.run.path
     of_study = {RUN: json.dumps(asdict(ended.run), indent=1) + "\n"} | ({ERROR: ended.error} if ended.error else {})
     for name, content in (ended.files | {name: text.encode() for name, text in of_study.items()}).items():
         path = temporary / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    temporary.chmod(0o755)
-    place = root / (FAILED if ended.error else "") / ended.run.path
     place.parent.mkdir(parents=True, exist_ok=True)
     return temporary.rename(place)
 
 
-def _here(runs: Sequence[Run], jobs: int | None, save_models: bool, root: Path) -> Iterator[Ended]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _here(runs: Sequence[Run], jobs: int, save_models: bool, root: Path) -> Iterator[Ended]:
     stop = Event()
 
     def attempt(run: Run) -> Ended:
@@ -223,7 +211,7 @@ def _here(runs: Sequence[Run], jobs: int | None, save_models: bool, root: Path) 
             return Ended(run, {}, str(error))
 
     # threads only wait for their process; what is killed takes no other with it
-    with ThreadPoolExecutor(jobs or cores) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(attempt, run) for run in runs}
         try:
             for future in as_completed(futures):
@@ -232,21 +220,16 @@ def _here(runs: Sequence[Run], jobs: int | None, save_models: bool, root: Path) 
                 yield future.result()
         finally:
             stop.set()
-            for future in futures:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
-def _on_ray(runs: Sequence[Run], jobs: int | None, address: str, save_models: bool) -> Iterator[Ended]:
+def _on_ray(runs: Sequence[Run], jobs: int, address: str, save_models: bool) -> Iterator[Ended]:
     ray = _connect(address)
     try:
         # it starts again with another process if its own, or its machine, is lost
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[Lost])(train)
         waiting, pending = iter(runs), {}
-        while True:
-            for run in islice(waiting, (jobs or MAX_SUBMITTED) - len(pending)):
-                pending[task.remote(run, save_models)] = run
-            if not pending:
-                return
+        while pending := pending | {task.remote(run, save_models): run for run in islice(waiting, jobs - len(pending))}:
             (ready,), _ = ray.wait(list(pending))
             run = pending.pop(ready)
             try:
@@ -254,30 +237,24 @@ def _on_ray(runs: Sequence[Run], jobs: int | None, address: str, save_models: bo
             except ray.exceptions.RayError as error:
                 yield Ended(run, {}, f"lost {RETRIES + 1} times, at last:\n{error}")
     finally:
-        # the cluster stays as it is; the tasks of this driver end, and their runs with them
+        # the cluster stays as it is; the tasks of this process end, and their runs with them
         ray.shutdown()
 
 
 def _connect(address: str) -> Any:
-    """:raises StudyError: if no cluster answers"""
     try:
         import ray
     except ImportError as error:
         raise StudyError('--ray needs Ray: run pip install ".[study,ray]" in a clone of sb3_uatrpo') from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address != "auto":
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise StudyError(f"the address of a Ray cluster must be host:port or auto, but it is {address!r}")
-        try:
-            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        except (OSError, OverflowError) as error:
-            raise StudyError(f"no Ray cluster answers at {address}: {error}") from error
-    before = signal.getsignal(signal.SIGTERM)
     try:
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    # whatever is wrong with the address, or at it
     except Exception as error:
-        raise StudyError(f"no Ray cluster answers at {address}: {' '.join(str(error).split())}") from error
-    # Ray's own handler would end this process before the runs are stopped
-    signal.signal(signal.SIGTERM, before)
+        raise StudyError(
+            f"no Ray cluster answers at {address} (host:port, or auto): {' '.join(str(error).split())}"
+        ) from error
     return ray
