@@ -1,8 +1,8 @@
-"""What the runs of a study show: their names and final returns, and from these the values of groups and of pairs."""
+"""What the runs of a study show: their names and final returns, and from these tables of groups and of pairs."""
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,18 +48,15 @@ def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
     # failed runs count in no mean
     done = runs[runs.error == ""]
     _refuse_unlike(done)
-    for i, ended in study.episodes[study.episodes.run.isin(done.index)].groupby("run"):
-
-        def mean(values: pd.Series, steps: pd.Series = ended.step, n: int = done.n_timesteps[i]) -> float:
-            return statistics.final_return(steps, values, n)
-
-        runs.loc[i, "final_return"] = mean(ended["return"])
-        if "is_success" in ended and (share := mean(ended.is_success.notna())):
-            runs.loc[i, "final_success"] = mean(ended.is_success.fillna(0)) / share
-    runs["final_return"] = runs.final_return.where(np.isfinite(runs.final_return))
-    place = runs.label.map(in_order(runs.label).index)
-    order = runs.assign(place=place).sort_values(["env", "condition", "place", "seed"]).drop(columns="place")
-    return replace(study, runs=order)
+    for i, of in study.episodes[study.episodes.run.isin(done.index)].groupby("run"):
+        value = statistics.final_return(of.step, of["return"], done.n_timesteps[i])
+        runs.loc[i, "final_return"] = value if math.isfinite(value) else math.nan
+        if "is_success" in of:
+            known = (of.is_success.notna(), of.is_success.fillna(0))
+            reported, successes = (statistics.final_return(of.step, x, done.n_timesteps[i]) for x in known)
+            runs.loc[i, "final_success"] = successes / reported if reported else math.nan
+    runs["place"] = runs.label.map(in_order(runs.label).index)
+    return replace(study, runs=runs.sort_values(["env", "condition", "place", "seed"]).drop(columns="place"))
 
 
 def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
@@ -78,19 +75,15 @@ def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _refuse_unlike(runs: pd.DataFrame) -> None:
-    """:raises StudyError: if runs differ that would be averaged, or compared although one had more steps"""
     lengths = zip(runs.env, runs.label, runs.n_timesteps, strict=True)
     refuse_unequal_lengths(lengths, "report on folders that have one length for each environment")
-    for (env, condition, label), alike in runs.groupby(GROUP):
+    for names, alike in runs.groupby(GROUP):
         settings = [json.loads(run.hyperparameters) | {k: run[k] for k in EVALUATION} for _, run in alike.iterrows()]
-        names = differing(settings)
-        if names and not (alike.seed.is_unique and set(EVALUATION).issuperset(names)):
-            each = (joined(f"{name}={of[name]}" if name in of else f"no {name}" for name in names) for of in settings)
-            kinds = " and ".join(f"{kind} ({counted(n, 'run')})" for kind, n in sorted(Counter(each).items()))
-            raise StudyError(
-                f"runs of different settings: {label} on {joined([env, condition])} has {kinds}; they need names, as "
-                "variants of a study file or by --vary"
-            )
+        other = differing(settings)
+        if other and not (alike.seed.is_unique and set(EVALUATION).issuperset(other)):
+            kinds = " and ".join(sorted({joined(f"{name}={of.get(name)}" for name in other) for of in settings}))
+            remedy = "they need names, as variants of a study file or by --vary"
+            raise StudyError(f"runs of different settings: {joined(names)} has {kinds}; {remedy}")
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -104,16 +97,9 @@ def in_order(labels: Iterable[str]) -> list[str]:
     return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
 
 
-def pairs_of(labels: Iterable[str], pair: Sequence[str] = ()) -> list[Sequence[str]]:
-    """
-    :return: the pairs of labels to compare: the given one, or each ``uatrpo`` with every other label, or all pairs
-    :raises StudyError: if a given label does not exist, or both are the same
-    """
-    known = in_order(labels)
-    if pair and (len({*pair}) != 2 or len(pair) != 2 or not {*pair}.issubset(known)):
-        raise StudyError(f"--algo takes two different ones of {', '.join(known)}, but it is {' '.join(pair)}")
-    pairs = [pair] if pair else list(combinations(known, 2))
-    return [each for each in pairs if pair or each[0].startswith("uatrpo")] or pairs
+def joined(names: Iterable[str]) -> str:
+    """:return: the names that are not empty, with commas between them"""
+    return ", ".join(filter(None, names))
 
 
 def learning_curves(study: Study) -> pd.DataFrame:
@@ -122,20 +108,26 @@ def learning_curves(study: Study) -> pd.DataFrame:
         ``FINAL_SHARE`` of all steps, so that the last one is the final return; NaN before the first episode has ended
     """
     curves = []
-    for i, ended in study.episodes[study.episodes.run.isin(study.runs.index)].groupby("run"):
+    for i, of in study.episodes[study.episodes.run.isin(study.runs.index)].groupby("run"):
         last = study.runs.n_timesteps[i]
         grid = np.linspace(0, last, N_POINTS + 1)[1:]
-        values = statistics.learning_curve(np.minimum(ended.step, last), ended["return"], grid, FINAL_SHARE * last)
+        values = statistics.learning_curve(np.minimum(of.step, last), of["return"], grid, FINAL_SHARE * last)
         curves.append(pd.DataFrame({"run": i, "step": grid, "return": values}))
     return pd.concat(curves, ignore_index=True).join(study.runs[GROUP], on="run")
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a report shows: a study of ``tabulate``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
+    """
+    What a report shows. Its tables have a row for each environment, condition and label, or pair of labels.
+
+    :param study: a study of ``tabulate``
+    :param pair: two labels to compare; by default, each ``uatrpo`` with every other label, or all pairs
+    :param kappa: share of worst runs in a CVaR
+    """
 
     study: Study
-    pairs: list[Sequence[str]]
+    pair: Sequence[str]
     kappa: float
 
     @property
@@ -152,6 +144,17 @@ class Results:
         """:return: for each environment, condition and label, its runs"""
         return dict(list(self.compared.groupby(GROUP, sort=False)))
 
+    @cached_property
+    def pairs(self) -> list[tuple[str, str, Sequence[str]]]:
+        """:return: environment, condition and the two labels that are compared there"""
+        known, pair = in_order(self.compared.label), self.pair
+        if pair and (len({*pair}) != 2 or len(pair) != 2 or not {*pair}.issubset(known)):
+            raise StudyError(f"--algo takes two different ones of {', '.join(known)}, but it is {' '.join(pair)}")
+        pairs = [pair] if pair else list(combinations(known, 2))
+        pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
+        panels = product(dict.fromkeys(key[:2] for key in self.groups), pairs)
+        return [(*panel, of) for panel, of in panels if all((*panel, label) in self.groups for label in of)]
+
     def series(self, name: str, column: str) -> pd.DataFrame:
         """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
         table: pd.DataFrame = getattr(self.study, name)
@@ -159,62 +162,53 @@ class Results:
         return table[np.isfinite(table[column])].join(self.compared[GROUP], on="run", how="inner")
 
     def last_evaluations(self, column: str) -> pd.DataFrame:
-        """:return: the mean of each run's own last evaluation, in the column"""
+        """:return: mean and standard error over the runs of each one's own last evaluation"""
         table = self.series("evaluations", column)
         last = table[table.step == table.groupby("run").step.transform("max")]
-        return last.groupby([*GROUP, "run"])[column].mean().reset_index()
+        return last.groupby([*GROUP, "run"])[column].mean().groupby(GROUP).agg(["mean", "sem"])
 
     @cached_property
     def returns(self) -> pd.DataFrame:
-        """:return: a row for each environment, condition and label"""
-        rows = []
-        evaluations = self.last_evaluations("return").groupby(GROUP)["return"].agg(["mean", "sem"])
-        for names, runs in self.groups.items():
-            x, last = runs.final_return, evaluations.reindex([names]).iloc[0]
-            row = {**dict(zip(GROUP, names, strict=True)), "runs": len(x), "final return": statistics.bootstrap_mean(x)}
-            row |= {"±": float(statistics.standard_error(x)), self.cvar: statistics.bootstrap_cvar(x, self.kappa)}
-            row |= {"rests on": counted(statistics.runs_behind_cvar(len(x), self.kappa), "run")}
-            row |= {"IQM": statistics.interquartile_mean(x), "lowest": x.min(), "highest": x.max()}
-            rows.append(row | {"last evaluation": last["mean"], "its ±": last["sem"]})
-        return pd.DataFrame(rows)
+        table, x = pd.DataFrame(self.groups.keys(), columns=GROUP), [of.final_return for of in self.groups.values()]
+        table["runs"], table["final return"] = list(map(len, x)), list(map(statistics.bootstrap_mean, x))
+        table["±"], table[self.cvar] = [of.sem() for of in x], [statistics.bootstrap_cvar(of, self.kappa) for of in x]
+        table["rests on"] = [statistics.runs_behind_cvar(len(of), self.kappa) for of in x]
+        table["IQM"] = list(map(statistics.interquartile_mean, x))
+        table["lowest"], table["highest"] = [of.min() for of in x], [of.max() for of in x]
+        last = self.last_evaluations("return").rename(columns={"mean": "last evaluation", "sem": "its ±"})
+        return table.join(last, on=GROUP)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """:return: a row for each environment, condition and pair of labels that both have runs there"""
         rows = []
-        for (env, condition), names in product(dict.fromkeys(key[:2] for key in self.groups), self.pairs):
-            if all((env, condition, name) in self.groups for name in names):
-                x, y = (self.groups[env, condition, name].final_return for name in names)
-                welch = statistics.welch_test(x, y)
-                row = {"env": env, "condition": condition, "label": " − ".join(names), "runs": f"{len(x)}, {len(y)}"}
-                row |= {"of means": statistics.difference_of_means(x, y), "Welch t": welch.statistic, "p": welch.pvalue}
-                row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
-                rows.append(row | {"probability of improvement": statistics.probability_of_improvement(x, y)})
+        for *panel, pair in self.pairs:
+            x, y = (self.groups[(*panel, label)].final_return for label in pair)
+            row = dict(zip(GROUP, (*panel, " − ".join(pair)), strict=True)) | {"runs": f"{len(x)}, {len(y)}"}
+            row |= {"of means": statistics.difference_of_means(x, y)}
+            row |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
+            row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
+            rows.append(row | {"probability of improvement": statistics.probability_of_improvement(x, y)})
         return pd.DataFrame(rows)
 
     @cached_property
     def unlike(self) -> dict[str, list[str]]:
-        """:return: hyperparameters that both of a pair have, with different values, and where: not only algorithms differ"""
+        """:return: hyperparameters that both of a pair have with different values, and the environments"""
         found: dict[str, list[str]] = defaultdict(list)
-        settings = {names: json.loads(runs.hyperparameters.iloc[0]) for names, runs in self.groups.items()}
-        for (env, condition), pair in product(dict.fromkeys(key[:2] for key in self.groups), self.pairs):
-            ours, theirs = (settings.get((env, condition, label), {}) for label in pair)
+        for *panel, pair in self.pairs:
+            ours, theirs = (json.loads(self.groups[(*panel, label)].hyperparameters.iloc[0]) for label in pair)
             both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
-            if both:
-                values = "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)
-                found[f"{' − '.join(pair)}: {values}"].append(joined([env, condition]))
+            if values := "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both):
+                found[f"{' − '.join(pair)}: {values}"].append(joined(panel))
         return found
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
-        """:return: a row for each environment, condition and label with KL ratios"""
-        rows = []
-        proposed = self.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
-        for names, x in self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio:
-            row = {**dict(zip(GROUP, names, strict=True)), "updates": len(x), "median KL ratio": x.median()}
-            row |= {f"at least {t:g}": statistics.share_at_least(x, t) for t in THRESHOLDS}
-            rows.append(row | {"mean proposed KL": proposed.get(names, math.nan)})
-        return pd.DataFrame(rows)
+        groups = self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio
+        table = groups.agg(["size", "median"]).set_axis(["updates", "median KL ratio"], axis=1)
+        for threshold in THRESHOLDS:
+            table[f"at least {threshold:g}"] = groups.agg(statistics.share_at_least, threshold)
+        table["mean proposed KL"] = self.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
+        return table.reset_index()
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Array]:
@@ -225,20 +219,9 @@ class Results:
         by_env = self.compared.groupby("env").final_return
         lowest, highest = by_env.transform("min"), by_env.transform("max")
         runs = self.compared.assign(score=(self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0))
-        n_envs = runs.groupby("condition").env.nunique()
-        scores = {}
-        for condition, label in product(n_envs.index, in_order(runs.label)):
-            of = runs[(runs.condition == condition) & (runs.label == label)].groupby("env").score
-            if of.ngroups == n_envs[condition] > 1 and of.size().nunique() == 1:
-                scores[condition, label] = np.stack([column for _, column in of], axis=1)
+        n_envs, scores = runs.groupby("condition").env.nunique(), {}
+        for (condition, label), of in runs.groupby(["condition", "label"], sort=False):
+            columns = [column for _, column in of.groupby("env").score]
+            if len(columns) == n_envs[condition] > 1 and len(set(map(len, columns))) == 1:
+                scores[condition, label] = np.stack(columns, axis=1)
         return scores
-
-
-def counted(n: int, noun: str) -> str:
-    """:return: the number and the noun, in the plural unless the number is one"""
-    return f"{n} {noun}" + ("" if n == 1 else "s")
-
-
-def joined(names: Iterable[str]) -> str:
-    """:return: the names that are not empty, with commas between them"""
-    return ", ".join(filter(None, names))
