@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import io
 import itertools
-import math
+import json
 import os
 import platform
 import re
@@ -32,18 +32,11 @@ NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "stable_baselines3", "torch")
 # A longer range is a mistake in writing
 MAX_SEEDS = 100_000
-# What a study file may contain: the argument of ``plan``, and its types
-STUDY_FILE: dict[str, tuple[str, tuple[type, ...]]] = {
-    "algorithms": ("algos", (list,)),
-    "environments": ("env_ids", (list,)),
-    "seeds": ("seeds", (int, str, list)),
-    # YAML reads 1e6 as text
-    "n_timesteps": ("n_timesteps", (int, float, str)),
-    "noise": ("vary", (list,)),
-    "eval_freq": ("eval_freq", (int,)),
-    "n_eval_episodes": ("n_eval_episodes", (int,)),
-    "variants": ("variants", (dict,)),
-}
+# What a study file may contain, and its types: YAML reads 1e6 as text
+STUDY_FILE: dict[str, Any] = {
+    "algorithms": list, "environments": list, "seeds": int | str | list, "n_timesteps": int | float | str, "noise": list,
+    "eval_freq": int, "n_eval_episodes": int, "variants": dict,
+}  # fmt: skip
 
 
 class StudyError(Exception):
@@ -178,19 +171,13 @@ def plan(
 
 
 def refuse_unequal_lengths(runs: Iterable[tuple[str, str, int]], remedy: str) -> None:
-    """
-    :param runs: environment, algorithm and number of steps of each run
-    :param remedy: what the user can do about it
-    :raises StudyError: if runs on one environment have different numbers of steps, since reports do not compare them
-    """
+    """:raises StudyError: if runs (environment, algorithm, steps) on one environment have different numbers of steps"""
     first: dict[str, tuple[str, int]] = {}
     for env_id, algorithm, steps in runs:
         other, others = first.setdefault(env_id, (algorithm, steps))
         if others != steps:
-            raise StudyError(
-                f"reports do not compare runs of different length: on {env_id}, {other} has {others:,} steps and "
-                f"{algorithm} {steps:,}; {remedy}"
-            )
+            lengths = f"{other} has {others:,} steps and {algorithm} {steps:,}"
+            raise StudyError(f"reports do not compare runs of different length: on {env_id}, {lengths}; {remedy}")
 
 
 def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -202,19 +189,17 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     import yaml
 
     with _errors_of(path):
-        content = as_json(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
-        if not isinstance(content, dict) or content.keys() - STUDY_FILE.keys():
-            raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, but it holds {content!r:.100}")
-        study: dict[str, Any] = {"seeds": 0}
-        for name, value in content.items():
-            argument, types = STUDY_FILE[name]
-            if type(value) not in types or value in ([], {}):
-                raise ValueError(
-                    f"{name} must be a {' or '.join(of.__name__ for of in types)}, but it is {value!r:.100}"
-                )
-            study[argument] = {NOISE: list(map(float, value))} if name == "noise" else value
-        study["seeds"] = parse_seeds(study["seeds"] if isinstance(study["seeds"], list) else [study["seeds"]])
-        return study
+        study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(study, dict) or study.keys() - STUDY_FILE.keys():
+            raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, but it holds {study!r:.100}")
+        for name, value in study.items():
+            if not isinstance(value, STUDY_FILE[name]) or value in ([], {}):
+                raise ValueError(f"{name} must be {STUDY_FILE[name]}, but it is {value!r:.100}")
+        seeds, noise = study.pop("seeds", 0), list(map(float, study.pop("noise", ())))
+        names = {"algorithms": "algos", "environments": "env_ids"}
+        study = {names.get(name, name): value for name, value in study.items()}
+        study["seeds"] = parse_seeds(seeds if isinstance(seeds, list) else [seeds])
+        return study | ({"vary": {NOISE: noise}} if noise else {})
 
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
@@ -224,10 +209,8 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not first <= last < 2**32 or last - first >= MAX_SEEDS:
-            raise StudyError(
-                f"a seed must be an integer from 0 to 2**32-1, or a range such as 0-49 of up to {MAX_SEEDS:,} seeds, but "
-                f"it is {text}"
-            )
+            accepted = f"an integer from 0 to 2**32-1, or a range such as 0-49 of up to {MAX_SEEDS:,} seeds"
+            raise StudyError(f"a seed must be {accepted}, but it is {text}")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
@@ -248,21 +231,6 @@ def split_assignment(text: str) -> tuple[str, Any]:
     with suppress(ValueError, SyntaxError):
         return name, ast.literal_eval(value.strip())
     return name, {"true": True, "false": False, "null": None, "none": None}.get(value.strip().lower(), value)
-
-
-def as_json(value: Any) -> Any:
-    """:return: the value as JSON returns it, with lists for tuples; ValueError if it cannot hold it"""
-    if isinstance(value, dict):
-        if not_text := [key for key in value if not isinstance(key, str)]:
-            raise ValueError(f"a key must be text, but it is {not_text[0]!r}")
-        return {key: as_json(of) for key, of in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(of) for of in value]
-    if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(
-            f"{value!r} must be a finite number, text, or a list or dict of these; code is written as text"
-        )
-    return value
 
 
 def _owned(
@@ -299,14 +267,13 @@ def _hyperparameters(
         # without noise it is the algorithm itself, even if a file sets some
         settings = {key: value for key, value in found.items() if key != NOISE or varied.get(NOISE) != 0}
         known = (set(inspect.signature(ALGOS[algo]).parameters) | ZOO_HYPERPARAMETERS) - NOT_HYPERPARAMETERS
-        if unknown := sorted(
-            (settings.keys() | varied.keys()) - known - (set() if "n_timesteps" in varied else {"n_timesteps"})
-        ):
-            raise ValueError(f"{unknown[0]!r} is none of them; they are {', '.join(sorted(known))}")
+        if unknown := sorted((settings.keys() - {"n_timesteps"} | varied.keys()) - known):
+            raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
         if algo == "ars" and settings.get("n_envs", 1) != 1:
             # RL Zoo evaluates its candidates in processes of their own, whose episodes nobody sees
             raise ValueError(f"n_envs must be 1 in a study, but it is {settings['n_envs']}")
-        return as_json(settings)
+        # as a file returns them
+        return dict(json.loads(json.dumps(settings, allow_nan=False)))
 
 
 @contextmanager
@@ -324,11 +291,8 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
-        named = [
-            f"{name.removeprefix('adversarial_')}={_short(value)}"
-            for name, value in condition.items()
-            if name != NOISE or value != 0
-        ]
+        shown = {name: value for name, value in condition.items() if name != NOISE or value != 0}
+        named = [f"{name.removeprefix('adversarial_')}={_short(value)}" for name, value in shown.items()]
         # 1 and 1.0 have one name, and are one value
         conditions.setdefault(",".join(named), condition)
     return conditions

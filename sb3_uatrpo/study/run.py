@@ -18,7 +18,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -30,20 +30,15 @@ from sb3_uatrpo.study.plan import FAILED, Run, StudyError, refuse_unequal_length
 CALLBACK = f"{StudyCallback.__module__}.{StudyCallback.__qualname__}"
 # A run's specification, what a failed one has printed, and in a study's folder, what is not done yet
 RUN, ERROR, UNFINISHED = "run.json", "error.txt", ".unfinished"
+# Endings of the files of a trained model
+MODEL = (".zip", ".pkl")
 # Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# Enough to keep a cluster busy; how often Ray starts a run again that is lost with its process or its machine
-MAX_SUBMITTED, RETRIES = 500, 3
-# Seconds until a cluster must answer: Ray itself tries for minutes
-CONNECT_TIMEOUT = 5.0
+# Enough to keep a cluster busy; how often Ray starts a lost run again; seconds until a cluster must answer
+MAX_SUBMITTED, RETRIES, CONNECT_TIMEOUT = 500, 3, 5.0
 
-
-class Ended(NamedTuple):
-    """A run that has ended: the contents of its files by relative path, and what it printed if it has failed."""
-
-    run: Run
-    files: dict[str, bytes]
-    error: str
+# The contents of a run's files by relative path, and what it printed if it has failed
+Ended = tuple[dict[str, bytes], str]
 
 
 class Lost(Exception):
@@ -54,9 +49,10 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
     """
     Train once, in a fresh process of one thread, with RL Zoo's command. The same run has the same numbers.
 
-    :param save_model: whether the files include the trained model
+    :param save_model: whether to return the trained model too
     :param folder: where the run has its temporary folder; by default, in the system's
     :param stop: ends the run when it is set
+    :return: the contents of its files by relative path, and what it printed if it has failed
     :raises Lost: if the process was killed
     """
     with tempfile.TemporaryDirectory(prefix="run_", dir=folder, ignore_cleanup_errors=True) as temporary:
@@ -102,11 +98,8 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
         code, printed = process.returncode, (root / "output.txt").read_text(errors="replace")
         if code < 0:
             raise Lost(f"{printed}\nthe run's process was killed by {signal.Signals(-code).name}")
-        paths = [path for path in sorted(logs.rglob("*")) if path.is_file()]
-        kept = [path for path in paths if save_model or path.suffix not in (".zip", ".pkl")]
-        files = {path.relative_to(logs).as_posix(): path.read_bytes() for path in kept}
-        has_failed = code != 0 or "ended.json" not in files
-        return Ended(run, files, (printed if code else f"{printed}\nit wrote no ended.json") if has_failed else "")
+        paths = [path for path in logs.rglob("*") if path.is_file() and (save_model or path.suffix not in MODEL)]
+        return {path.relative_to(logs).as_posix(): path.read_bytes() for path in paths}, printed if code else ""
 
 
 def run_study(
@@ -153,18 +146,16 @@ def run_study(
             print("no evaluations: the runs are shorter than the interval between evaluations", file=sys.stderr)
         (root / UNFINISHED).mkdir()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        jobs = jobs or (MAX_SUBMITTED if ray_address else cores)
-        ended_runs = (
-            _on_ray(missing, jobs, ray_address, save_models) if ray_address else _here(missing, jobs, save_models, root)
-        )
+        n_jobs = jobs or (MAX_SUBMITTED if ray_address else cores)
+        results = _on_ray(missing, n_jobs, ray_address, save_models) if ray_address else None
+        results = results or _here(missing, n_jobs, save_models, root / UNFINISHED)
         # no bar is drawn if the output is not a terminal
-        with closing(ended_runs), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
-            for ended in ended_runs:
-                there[ended.run.path] = _keep(ended, root)
-                bar.write(f"{'failed' if ended.error else 'done'}: {ended.run}", file=sys.stderr)
-                bar.set_postfix(
-                    running=min(jobs, len(runs) - len(there)), failed=sum(FAILED in p.parts for p in there.values())
-                )
+        with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
+            for run, (files, error) in results:
+                there[run.path] = _keep(run, files, error, root)
+                bar.write(f"{'failed' if error else 'done'}: {run}", file=sys.stderr)
+                n_failed = sum((place / ERROR).exists() for place in there.values())
+                bar.set_postfix(running=min(n_jobs, len(runs) - len(there)), failed=n_failed)
                 bar.update()
         shutil.rmtree(root / UNFINISHED)
     return [(run, there[run.path] / ERROR) for run in runs if (there[run.path] / ERROR).exists()]
@@ -173,57 +164,50 @@ def run_study(
 def _place_of(run: Run, root: Path) -> Path | None:
     for place in filter(Path.exists, (root / run.path, root / FAILED / run.path)):
         there, planned = _specification(place), asdict(run)
-        if names := [name for name in planned if planned[name] != there.get(name)]:
-            raise StudyError(
-                f"{place} has other {' and '.join(names)}: give other settings a name, as a variant of a study file or by "
-                "--vary, or use another folder"
-            )
+        if names := " and ".join(name for name in planned if planned[name] != there.get(name)):
+            remedy = "name other settings, as a variant of a study file or by --vary, or use another folder"
+            raise StudyError(f"{place} has other {names} than is asked for: {remedy}")
         return place
     return None
 
 
 def _specification(place: Path) -> dict[str, Any]:
     try:
-        return json.loads((place / RUN).read_text())
-    except (OSError, ValueError) as error:
+        return dict(json.loads((place / RUN).read_text()))
+    except (OSError, TypeError, ValueError) as error:
         raise StudyError(f"{place / RUN} cannot be read ({error}): delete {place} to repeat the run") from error
 
 
-def _keep(ended: Ended, root: Path) -> Path:
+def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
     """Write a run's files, and then move all of them into the study at once."""
-    temporary, place = root / UNFINISHED / "ended", root / (FAILED if ended.error else "") / ended.run.path
-    of_study = {RUN: json.dumps(asdict(ended.run), indent=1) + "\n"} | ({ERROR: ended.error} if ended.error else {})
-    for name, content in (ended.files | {name: text.encode() for name, text in of_study.items()}).items():
-        path = temporary / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    temporary, place = root / UNFINISHED / "ended", root / (FAILED if error else "") / run.path
+    files = files | {RUN: json.dumps(asdict(run), indent=1).encode()} | ({ERROR: error.encode()} if error else {})
+    for name, content in files.items():
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).write_bytes(content)
     place.parent.mkdir(parents=True, exist_ok=True)
     return temporary.rename(place)
 
 
-def _here(runs: Sequence[Run], jobs: int, save_models: bool, root: Path) -> Iterator[Ended]:
+def _here(runs: Sequence[Run], jobs: int, save_models: bool, folder: Path) -> Iterator[tuple[Run, Ended]]:
     stop = Event()
-
-    def attempt(run: Run) -> Ended:
-        try:
-            return train(run, save_models, root / UNFINISHED, stop)
-        except Lost as error:
-            return Ended(run, {}, str(error))
-
     # threads only wait for their process; what is killed takes no other with it
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(attempt, run) for run in runs}
+        futures = {pool.submit(train, run, save_models, folder, stop): run for run in runs}
         try:
-            for future in as_completed(futures):
+            for future in as_completed(list(futures)):
+                try:
+                    yield futures[future], future.result()
+                except Lost as error:
+                    yield futures[future], ({}, str(error))
                 # or all models would stay in memory
-                futures.discard(future)
-                yield future.result()
+                del futures[future]
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
 
-def _on_ray(runs: Sequence[Run], jobs: int, address: str, save_models: bool) -> Iterator[Ended]:
+def _on_ray(runs: Sequence[Run], jobs: int, address: str, save_models: bool) -> Iterator[tuple[Run, Ended]]:
     ray = _connect(address)
     try:
         # it starts again with another process if its own, or its machine, is lost
@@ -233,9 +217,9 @@ def _on_ray(runs: Sequence[Run], jobs: int, address: str, save_models: bool) -> 
             (ready,), _ = ray.wait(list(pending))
             run = pending.pop(ready)
             try:
-                yield ray.get(ready)
+                yield run, ray.get(ready)
             except ray.exceptions.RayError as error:
-                yield Ended(run, {}, f"lost {RETRIES + 1} times, at last:\n{error}")
+                yield run, ({}, f"lost {RETRIES + 1} times, at last:\n{error}")
     finally:
         # the cluster stays as it is; the tasks of this process end, and their runs with them
         ray.shutdown()
