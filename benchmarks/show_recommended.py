@@ -23,18 +23,18 @@ all runs with today's settings, as README and docs/results.md show them.
 
 import argparse
 import json
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import FEW, holm, judge, markdown, of_updates, records_in
+import seaborn as sns
+from judge_study import FEW, holm, judge, markdown, read_runs, update_values
 from matplotlib.figure import Figure
 
-from sb3_uatrpo.study import StudyError, difference_of_means, standard_error
-from sb3_uatrpo.study.plots import plot_learning_curves, styles
-from sb3_uatrpo.study.results import learning_curves, tabulate_runs
+from sb3_uatrpo.study import StudyError, results
+from sb3_uatrpo.study.statistics import difference_of_means, standard_error
 
 RESULTS = Path(__file__).parent / "results"
 # In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of environments
@@ -181,7 +181,8 @@ def returns_of(groups: Groups, task: str, label: str, column: str = "final_retur
 
 
 def median_kl_ratio(groups: Groups, task: str, label: str) -> str:
-    return of_updates(groups[task, label], "kl_ratio", np.median, ".2f") if (task, label) in groups else "–"
+    ratios = np.concatenate(groups[task, label].kl_ratios.tolist()) if (task, label) in groups else np.empty(0)
+    return f"{np.median(ratios):.2f}" if len(ratios) else "–"
 
 
 def verdict_of(row: pd.Series) -> str:
@@ -204,28 +205,34 @@ def in_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def draw(groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
+def draw(curves: pd.DataFrame, groups: Groups, minutes: Mapping[tuple[str, str], float]) -> Figure:
     """Training returns, mean and standard error over runs: above over steps, below over minutes."""
     tasks = tasks_of(groups)
-    style = styles([OURS, *RIVALS])
+    style = dict(zip((OURS, *RIVALS), sns.color_palette("colorblind"), strict=False))
     # as wide as the legend at least
     figure = Figure(figsize=(max(2.6 * len(tasks), 4.4), 5.2), layout="constrained")
     axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
     for (above, below), task in zip(axes.T, tasks, strict=True):
-        labels = {name: best_of(groups, task, name) for name in (OURS, *RIVALS)}
-        curves = {name: learning_curves(groups[task, label]) for name, label in labels.items() if label}
-        plot_learning_curves(above, curves, style, "training return" if task == tasks[0] else "")
-        for name, (steps, returns) in curves.items():
-            per_million = minutes.get((task, labels[name] or name))
+        for name, color in style.items():
+            label = best_of(groups, task, name)
+            of = curves[(curves.env == task) & (curves.label == label)].dropna()
+            if of.empty:
+                continue
+            sns.lineplot(of, x="step", y="return", errorbar="se", color=color, ax=above)
+            sns.lineplot(
+                of, x="step", y="return", units="run", estimator=None, color=color, alpha=0.3, lw=0.6, ax=above
+            )
+            per_million = minutes.get((task, label or name))
             if per_million is not None:
-                mean = np.nanmean(returns, axis=0)
-                below.plot(steps / 1e6 * per_million, mean, label=NAMES[name], **style[name])
-        above.set_title(task)
-        below.set(xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
+                mean = of.groupby("step")["return"].mean()
+                below.plot(mean.index / 1e6 * per_million, mean, color=color)
+        above.set(title=task, xlabel="environment steps")
+        below.set(xlabel="minutes")
         below.set_xlim(left=0)
         for ax in (above, below):
+            ax.set_ylabel("training return" if task == tasks[0] else "")
             ax.grid(alpha=0.3)
-    handles = [axes[0, 0].plot([], [], **style[name], label=NAMES[name])[0] for name in (OURS, *RIVALS)]
+    handles = [axes[0, 0].plot([], [], color=color, label=NAMES[name])[0] for name, color in style.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
 
@@ -251,30 +258,21 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     options = parser.parse_args(args)
     newer_folders = options.newer or ([] if options.folder else [RESULTS / name for name in NEWER])
     try:
-        records, newer = (
-            [record for folder in folders for record in records_in(folder)]
-            for folders in (options.folder or [RESULTS / name for name in FOLDERS], newer_folders)
-        )
+        study = read_runs(*(options.folder or [RESULTS / name for name in FOLDERS]), *newer_folders)
+        is_newer = study.runs.folder.map(lambda path: any(Path(path).is_relative_to(of) for of in newer_folders))
+        replaced = study.runs.env.isin(study.runs.env[is_newer]) & study.runs.algo.isin(OF_OURS) & ~is_newer
+        study = results.tabulate(replace(study, runs=study.runs[~replaced]))
     except StudyError as error:
-        parser.error(str(error))
-    if newer_folders and not newer:
-        parser.error(f"--newer: there are no records in {', '.join(map(str, newer_folders))}")
-    replaced = {record.spec.env_id for record in newer}
-    records = [
-        record for record in records if record.spec.env_id not in replaced or record.spec.algo not in OF_OURS
-    ] + newer
-    try:
-        runs = tabulate_runs(records)
-    except StudyError as error:
-        parser.error(f"--folder: {error}")
+        parser.error(f"--folder, --newer: {error}")
+    runs = study.runs
     # of both versions
     names = {task.rpartition("-")[0] for task in options.env}
-    runs = runs[runs.final_return.notna() & (runs.variant == "") & runs.environment.str.rpartition("-")[0].isin(names)]
-    runs["last_evaluation"] = [
-        np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
-        for record in runs.record
-    ]
-    groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
+    runs = runs[runs.final_return.notna() & (runs.condition == "") & runs.env.str.rpartition("-")[0].isin(names)]
+    evaluations = study.evaluations.groupby(["run", "step"])["return"].mean().groupby("run").last()
+    runs = runs.assign(
+        last_evaluation=evaluations, kl_ratios=[update_values(study, runs.loc[[i]], "kl_ratio") for i in runs.index]
+    )
+    groups: Groups = dict(list(runs.groupby(["env", "label"])))
     if not any(label == OURS for _, label in groups):
         parser.error(f"--folder: there are no finished runs of {OURS}")
     minutes: dict[tuple[str, str], float] = {}
@@ -291,7 +289,7 @@ def main(args: list[str] | None = None) -> tuple[str, ...]:
     )
     print(*filter(None, tables), sep="\n\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    draw(groups, minutes).savefig(options.output, dpi=120)
+    draw(results.learning_curves(replace(study, runs=runs)), groups, minutes).savefig(options.output, dpi=120)
     return tables
 
 

@@ -2,14 +2,14 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from benchmark_recommended import main as measure_minutes
 from show_recommended import main
 
-from sb3_uatrpo.study import write_record
-from tests.study.synthetic import make_record
+from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,8 +29,7 @@ def folder(tmp_path):
     for (algo, env_id, variant), final in finals.items():
         for seed in range(5):
             kl_ratio = {"uatrpo": (1.0, 0.0), "trpo_matched": (1.8, 0.0)}.get(algo)
-            record = make_record(algo, env_id, seed, final + 10 * seed, variant=variant, kl_ratio=kl_ratio)
-            write_record(record, tmp_path / "records")
+            write_run(tmp_path, algo, env_id, seed, final + 10 * seed, variant=variant, kl_ratio=kl_ratio)
     rows = [("uatrpo", "Hopper-v4", 5.0), ("uatrpo", "Hopper-v4", 7.0), ("ppo (defaults)", "Hopper-v4", 20.0)]
     minutes = [{"algorithm": algo, "task": task, "minutes": time} for algo, task, time in rows]
     (tmp_path / "minutes.json").write_text(json.dumps({"minutes": minutes}))
@@ -64,8 +63,8 @@ def test_each_task_has_returns_verdicts_and_minutes(folder, capsys):
 def test_verdicts_that_the_test_of_the_means_does_not_confirm_are_not_bold(folder):
     """Ours is always ahead, but the rival's runs are far apart."""
     for seed, final in enumerate([2900.0, 2900.0, 2900.0, 2900.0, 500.0]):
-        write_record(make_record("ppo", "Swimmer-v4", seed, final), folder / "records")
-        write_record(make_record("uatrpo", "Swimmer-v4", seed, 3000.0 + seed), folder / "records")
+        write_run(folder, "ppo", "Swimmer-v4", seed, final)
+        write_run(folder, "uatrpo", "Swimmer-v4", seed, 3000.0 + seed)
     table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     against = by_task_of(table)["Swimmer-v4"]["against PPO"]
     assert against.startswith("better: +582 (")
@@ -74,7 +73,7 @@ def test_verdicts_that_the_test_of_the_means_does_not_confirm_are_not_bold(folde
 
 def test_last_evaluations_are_means_of_their_episodes(folder):
     for algo in ("uatrpo", "trpo"):
-        write_record(make_record(algo, "Swimmer-v4", eval_freq=0), folder / "records")
+        write_run(folder, algo, "Swimmer-v4", eval_freq=0)
     _, table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     # one above the final return, see make_record
@@ -85,8 +84,7 @@ def test_last_evaluations_are_means_of_their_episodes(folder):
 
 def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
-        (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
-        last.unlink()
+        shutil.rmtree(folder / "same-settings" / "trpo_matched" / f"Hopper-v4_{seed + 1}")
     _, _, table, *_ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
@@ -98,7 +96,7 @@ def test_controls_show_what_is_due_to_the_method(folder):
 
 
 def test_versions_of_a_task_stand_side_by_side(folder):
-    write_record(make_record("uatrpo", "Hopper-v5", final=3100.0), folder / "records")
+    write_run(folder, "uatrpo", "Hopper-v5", final=3100.0)
     *_, table, _ = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     by_task = by_task_of(table)
     assert by_task["Hopper"] == {"version 4": "3,020 ± 7", "version 5": "3,100 [1]"}
@@ -109,7 +107,7 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
     newer = tmp_path / "newer"
     for algo, final in (("uatrpo", 2000.0), ("ppo", 1000.0)):
         for seed in range(5, 10):
-            write_record(make_record(algo, "Ant-v4", seed, final + 10 * (seed - 7)), newer / "records")
+            write_run(newer, algo, "Ant-v4", seed, final + 10 * (seed - 7))
     options = ["--folder", str(folder), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
     by_task = by_task_of(main([*options, "--newer", str(newer)])[0])
     assert {by_task["Ant-v4"][name] for name in ("UATRPO", "PPO")} == {"2,000 ± 7", "1,000 ± 7"}
@@ -119,11 +117,11 @@ def test_the_tasks_of_a_newer_folder_replace_those_of_the_others(folder, tmp_pat
     assert by_task["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "none")])
-    assert "none/records: no such folder" in capsys.readouterr().err
-    (tmp_path / "empty" / "records").mkdir(parents=True)
+    assert "none: no such folder" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "empty")])
-    assert "--newer: there are no records in" in capsys.readouterr().err
+    assert "empty: neither a study nor a folder that RL Zoo wrote" in capsys.readouterr().err
 
 
 def test_some_tasks_are_shown_with_the_correction_for_all(folder, tmp_path):
@@ -134,8 +132,7 @@ def test_some_tasks_are_shown_with_the_correction_for_all(folder, tmp_path):
 
 
 def test_a_verdict_needs_all_runs_and_is_corrected_for_all_tasks(folder, capsys):
-    (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
-    last.unlink()
+    shutil.rmtree(folder / "plain" / "trpo" / "Ant-v4_5")
     main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     table, *_ = capsys.readouterr().out.split("\n\n")
     (ant,) = (line for line in table.splitlines() if line.startswith("| Ant"))
@@ -177,7 +174,7 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
     finals = {"uatrpo": [3000.0] * 5, "ppo": [2800.0, 2900.0, 3000.0, 2850.0, 2950.0]}
     for algo, returns in finals.items():
         for seed, final in enumerate(returns):
-            write_record(make_record(algo, "Swimmer-v4", seed, final + seed), folder / "records")
+            write_run(folder, algo, "Swimmer-v4", seed, final + seed)
     *_, table = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "picture.png")])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     by_comparison = {(task, rival): cells for task, rival, *cells in rows}
@@ -199,7 +196,7 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
 
 def test_runs_without_rivals_are_shown_without_verdicts(tmp_path):
     for seed in range(5):
-        write_record(make_record("uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed), tmp_path / "records")
+        write_run(tmp_path, "uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed)
     options = ["--folder", str(tmp_path), "--minutes", "none", "--output", str(tmp_path / "picture.png")]
     first, *_, p_values = main(options)
     assert by_task_of(first)["Ant-v4"]["runs"] == "5, –, –"
@@ -207,7 +204,7 @@ def test_runs_without_rivals_are_shown_without_verdicts(tmp_path):
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
-    write_record(make_record("ppo"), tmp_path / "records")
+    write_run(tmp_path, "ppo")
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path)])
     assert "--folder: there are no finished runs of uatrpo" in capsys.readouterr().err

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 from sb3_uatrpo.study.plan import NOISE, PLAIN, StudyError, plan, read_study_file, split_assignment
 
-MORE_PACKAGES = 'run pip install ".[study]" in a clone of sb3_uatrpo'
-# Options that a study file may have too, by the names of the arguments of ``plan``
+# Options that are arguments of ``plan``
 OF_PLAN = ("algos", "env_ids", "seeds", "n_timesteps", "params", "conf_files", "eval_freq", "n_eval_episodes")
 
 
@@ -25,55 +24,37 @@ class Parser(argparse.ArgumentParser):
         raise StudyError(f"{message}; see {self.prog} --help")
 
 
-def at_least(least: int) -> Any:
-    def whole_number(text: str) -> int:
-        if (number := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"it must be at least {least}, but it is {text}")
-        return number
-
-    return whole_number
-
-
 def parser() -> argparse.ArgumentParser:
     """:return: the parser of the command line"""
     main = Parser(prog="python -m sb3_uatrpo.study", description="Many runs, their statistics, and their pictures.")
     commands = main.add_subparsers(dest="command", required=True)
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
-    run = commands.add_parser(
-        "run",
-        allow_abbrev=False,
-        help="run algorithms × environments × seeds × variants, each run in its own process",
-        description="Options replace the values in a study file. To resume a study, repeat the command.",
-    )
+    description = "Run algorithms × environments × seeds × variants, each run in its own process."
+    resume = "Options replace the values in a study file. To resume a study, repeat the command."
+    run = commands.add_parser("run", allow_abbrev=False, help=description, description=f"{description} {resume}")
     run.add_argument("--folder", type=Path, required=True, help="the study's folder; runs in it are not repeated")
     run.add_argument("--study", help="a YAML file that describes the runs")
     run.add_argument("--algo", dest="algos", **several, help="algorithms, by RL Zoo's names")
     run.add_argument("--env", dest="env_ids", **several, help="environments, by Gymnasium's names, or module:name")
     run.add_argument("--seeds", **several, help="seeds and ranges such as 0-49; default 0")
-    run.add_argument("--n-timesteps", type=at_least(1), help="steps of each run; default: as in RL Zoo's file")
+    run.add_argument("--n-timesteps", help="steps of each run; default: as in RL Zoo's file")
     run.add_argument("--noise", type=float, **several, help="values of adversarial_noise; 0: none")
     run.add_argument("--vary", **several, help="variants: name:value for each value to try")
     run.add_argument("--params", **several, help="hyperparameters: name:value, or algo.name:value for one algorithm")
     run.add_argument("--conf", dest="conf_files", **several, help="hyperparameter files: file, or algo:file for one")
-    run.add_argument("--eval-freq", type=at_least(0), help="steps between evaluations, 0 for none; default 25000")
-    run.add_argument("--eval-episodes", dest="n_eval_episodes", type=at_least(1), help="evaluation episodes; default 5")
-    run.add_argument("--jobs", type=at_least(1), help="maximum number of concurrent runs; default: one per core")
+    run.add_argument("--eval-freq", type=int, help="steps between evaluations, 0 for none; default 25000")
+    run.add_argument("--eval-episodes", dest="n_eval_episodes", type=int, help="evaluation episodes; default 5")
+    run.add_argument("--jobs", type=int, help="maximum number of concurrent runs; default: one per core")
     run.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its host:port, or auto")
     run.add_argument("--save-models", action="store_true", help="keep the trained models, for RL Zoo's enjoy")
     run.add_argument("--retry-failed", action="store_true", help="repeat runs that failed")
 
-    report = commands.add_parser(
-        "report",
-        allow_abbrev=False,
-        help="write a Markdown report with its pictures",
-        description="Several folders are reported on as one study.",
-    )
-    report.add_argument(
-        "--folder", dest="folders", type=Path, required=True, **several, help="studies, or RL Zoo's log folders"
-    )
-    report.add_argument("--output", type=Path, help="where to write; default: FOLDER/report, in the first folder")
-    report.add_argument("--algo", dest="algos", **several, help="two algorithms to compare, the first minus the second")
+    description = "Write a Markdown report with its pictures. Several folders are reported on as one study."
+    report = commands.add_parser("report", allow_abbrev=False, help=description, description=description)
+    report.add_argument("--folder", required=True, **several, help="studies, or RL Zoo's log folders")
+    report.add_argument("--output", help="where to write; default: FOLDER/report, in the first folder")
+    report.add_argument("--algo", **several, help="two algorithms to compare, the first minus the second")
     report.add_argument("--variant", **several, help=f"show only these variants: noise=1, {PLAIN}, …")
     report.add_argument(
         "--kappa", type=float, default=0.2, help="share of worst runs in a CVaR, in (0, 1]; default 0.2"
@@ -85,17 +66,16 @@ def run(options: argparse.Namespace) -> int:
     """:return: the exit code"""
     from sb3_uatrpo.study.run import run_study
 
-    noise, varied = options.noise, {NOISE: options.noise} if options.noise else {}
+    varied: dict[str, list[Any]] = {NOISE: options.noise} if options.noise else {}
     for name, value in map(split_assignment, options.vary):
-        if noise and name == NOISE:
+        if options.noise and name == NOISE:
             raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
         varied.setdefault(name, []).append(value)
     study: dict[str, Any] = {"algos": (), "seeds": [0], **(read_study_file(options.study) if options.study else {})}
     study["vary"] = study.get("vary", {}) | varied
     study |= {name: value for name in OF_PLAN if (value := getattr(options, name)) not in (None, [])}
-    for option, names in (("--algo", ("algos", "variants")), ("--env", ("env_ids",))):
-        if not any(map(study.get, names)):
-            raise StudyError(f"nothing to run: give {option}, or a --study file that contains it")
+    if not (study["algos"] or study.get("variants")) or not study.get("env_ids"):
+        raise StudyError("nothing to run: give --algo and --env, or a --study file that contains them")
     runs = plan(**study)
     # as Ctrl-C: the end of a cluster job, or a lost connection without nohup
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
@@ -120,17 +100,13 @@ def main() -> None:
             sys.exit(run(options))
         from sb3_uatrpo.study.report import report
 
-        output = options.output or options.folders[0] / "report"
-        print(report(options.folders, output, options.algos, options.kappa, options.variant))
-    except ModuleNotFoundError as error:
-        message = f"{error}; {MORE_PACKAGES}"
+        output = options.output or Path(options.folder[0], "report")
+        print(report(options.folder, output, options.algo, options.kappa, options.variant))
     # OSError: a file or folder cannot be written
-    except (StudyError, OSError) as error:
-        message = str(error)
-    else:
-        return
-    print(f"Error: {message}", file=sys.stderr)
-    sys.exit(2)
+    except (StudyError, OSError, ModuleNotFoundError) as error:
+        remedy = '; run pip install ".[study]" in a clone of sb3_uatrpo' * isinstance(error, ModuleNotFoundError)
+        print(f"Error: {error}{remedy}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

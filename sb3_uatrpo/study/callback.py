@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class StudyCallback(BaseCallback):
             threading.Thread(target=_end_with_the_study, daemon=True).start()
 
     def _on_training_start(self) -> None:
-        self.started, self.folder = time.time(), Path(self.logger.dir)
+        self.started, self.folder = time.time(), Path(self.logger.dir or ".")
         if self.steps_between_updates is None:
             self.steps_between_updates = 0 if isinstance(self.model, TrustRegionAlgorithm) else 200
         for callback in getattr(self.locals["callback"], "callbacks", ()):
@@ -60,7 +61,7 @@ class StudyCallback(BaseCallback):
                 if self.of_a_study:
                     callback.best_model_save_path = callback.callback_on_new_best = None
                     # SB3's own could not write the lists where only some episodes report their success
-                    callback._log_success_callback = _keep_success(callback)  # type: ignore[method-assign]
+                    callback._log_success_callback = partial(_keep_success, callback)  # type: ignore[method-assign]
 
     def _on_step(self) -> bool:
         for i, info in enumerate(self.locals.get("infos", ())):
@@ -95,8 +96,8 @@ class StudyCallback(BaseCallback):
         self._keep_update()
         for name, rows in (("episodes", self._episodes()), ("updates", self.updates)):
             # six digits are enough for a picture, in a third of the space
-            table, path = pd.DataFrame(rows or {"step": []}).dropna(axis=1, how="all"), self.folder / f"{name}.csv.gz"
-            table.to_csv(path, index=False, float_format="%.6g", compression=GZIP)
+            table = pd.DataFrame(rows).dropna(axis=1, how="all") if rows else pd.DataFrame(columns=["step"])
+            table.to_csv(self.folder / f"{name}.csv.gz", index=False, float_format="%.6g", compression=GZIP)
         ended = {"steps": self.num_timesteps, "seconds": round(time.time() - self.started, 3), "versions": versions()}
         (self.folder / "ended.json").write_text(json.dumps(ended, indent=1) + "\n")
 
@@ -109,17 +110,16 @@ class StudyCallback(BaseCallback):
         for i, (returns, lengths, n_steps, under_way) in enumerate(seen):
             if self.of_a_study and n_steps > sum(lengths) + len(under_way):
                 raise RuntimeError(
-                    "a wrapper around Monitor ended episodes that Monitor does not report, so returns are not those of "
-                    "all episodes: end them by a wrapper within Monitor, or by max_episode_steps"
+                    "a wrapper around Monitor ended episodes that Monitor does not report: end them by a wrapper within "
+                    "Monitor, or by max_episode_steps"
                 )
             ends = self.ends[i]
             if len(ends) != len(returns):
-                # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together: n
-                # steps of one are n of each.
+                # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together.
                 ends = [(int(n), np.nan) for n in np.cumsum(lengths, dtype=int) * self.training_env.num_envs]
-            for (step, success), value, length in zip(ends, map(float, returns), lengths, strict=True):
-                row = {"step": step, "env_index": i, "return": value, "length": length, "is_success": success}
-                episodes.append(row)
+            names = ("step", "is_success", "return", "length", "env_index")
+            for end, value, length in zip(ends, map(float, returns), lengths, strict=True):
+                episodes.append(dict(zip(names, (*end, value, length, i), strict=True)))
         return sorted(episodes, key=lambda episode: episode["step"])
 
 
@@ -129,12 +129,9 @@ def _end_with_the_study() -> None:
     os._exit(1)
 
 
-def _keep_success(evaluation: EvalCallback) -> Any:
-    def keep(locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
-        if locals_["done"]:
-            evaluation._is_success_buffer.append(_success(locals_["info"]))  # type: ignore[arg-type]
-
-    return keep
+def _keep_success(evaluation: EvalCallback, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+    if locals_["done"]:
+        evaluation._is_success_buffer.append(_success(locals_["info"]))  # type: ignore[arg-type]
 
 
 def _success(info: dict[str, Any]) -> float:

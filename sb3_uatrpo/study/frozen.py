@@ -1,7 +1,4 @@
-"""
-The reader of version 0.1's records, which nothing writes any more: one JSON file for each run, compressed with gzip. Its
-name ends with a hash of the run's specification.
-"""
+"""The reader of version 0.1's records, which nothing writes any more: one compressed JSON file for each run."""
 
 import gzip
 import hashlib
@@ -13,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from sb3_uatrpo.study.plan import StudyError
-from sb3_uatrpo.study.tables import SERIES, Part, Study, collect, read_evaluations, series
+from sb3_uatrpo.study.tables import LeftOut, Part, Study, collect, read_evaluations, series
 
 FORMAT = 3
-# Bytes of a record's text: a small file could otherwise unpack to a thousand times its size, and exhaust the memory
-MAX_SIZE = 2**28
 
 
 def read_records(folder: str | os.PathLike[str]) -> Study:
@@ -31,9 +26,10 @@ def read_records(folder: str | os.PathLike[str]) -> Study:
     return collect(*read_parts(Path(folder)))
 
 
-def read_parts(folder: Path) -> tuple[list[Part], list[tuple[Path, str]]]:
+def read_parts(folder: Path) -> tuple[list[Part], LeftOut]:
     """:return: what ``collect`` takes, and (path, reason) of files that cannot be read"""
-    parts, bad = [], []
+    parts: list[Part] = []
+    bad: LeftOut = []
     for path in sorted(folder.glob("[!.]*.json*")):
         try:
             parts.append(_read(path))
@@ -44,26 +40,22 @@ def read_parts(folder: Path) -> tuple[list[Part], list[tuple[Path, str]]]:
 
 
 def _read(path: Path) -> Part:
-    with gzip.open(path) as file:
-        text = file.read(MAX_SIZE)
-        if file.read(1):
-            raise ValueError(f"its text is longer than {MAX_SIZE} bytes")
-    record = json.loads(text)
-    spec, settings = record["spec"], record["spec"]["settings"]
+    record = json.loads(gzip.decompress(path.read_bytes()))
+    spec = record["spec"]
     canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     if record["format"] != FORMAT or hashlib.sha256(canonical.encode()).hexdigest()[:10] != record["key"]:
-        raise ValueError(
-            f"its format {record['format']!r} or its key {record['key']!r} does not match its specification"
-        )
-    row = {"algo": spec["algo"], "env": spec["env_id"], "hyperparameters": json.dumps(settings, sort_keys=True)}
+        raise ValueError("its format is another, or its key does not match its specification")
+    row = {"algo": spec["algo"], "env": spec["env_id"], "hyperparameters": json.dumps(spec["settings"], sort_keys=True)}
     row |= {name: spec[name] for name in ("seed", "variant", "n_timesteps", "eval_freq", "n_eval_episodes")}
     error = "" if record["status"] == "done" else record["traceback"] or "failed"
     row |= {"error": error, "seconds": float(record["wall_time"]), "versions": json.dumps(record["versions"])}
-    columns = {name: {of: _array(values) for of, values in record[name].items()} for name in SERIES}
-    evaluated = columns.pop("evaluations")
-    tables = {name: series(name, of.pop("timesteps"), _renamed(of)) for name, of in columns.items()}
-    tables["evaluations"] = read_evaluations(*map(evaluated.get, ("timesteps", "returns", "is_success")))
-    return row | {"folder": str(path)}, tables
+    tables = {}
+    for name in ("episodes", "updates"):
+        columns = {of: _array(values) for of, values in record[name].items()}
+        table = series(name, columns.pop("timesteps"), columns)
+        tables[name] = table.rename(columns={"returns": "return", "lengths": "length"})
+    evaluated = [_array(record["evaluations"].get(name, [])) for name in ("timesteps", "returns", "is_success")]
+    return row | {"folder": str(path)}, tables | {"evaluations": read_evaluations(*evaluated)}
 
 
 def _array(values: list[Any]) -> np.ndarray:
@@ -71,7 +63,3 @@ def _array(values: list[Any]) -> np.ndarray:
     # ``None`` stands for a number that was not finite; an algorithm may also have logged text
     is_number = array.dtype == object and not any(isinstance(value, str) for value in values)
     return array.astype(np.float64) if is_number else array
-
-
-def _renamed(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {{"returns": "return", "lengths": "length"}.get(name, name): values for name, values in columns.items()}

@@ -48,9 +48,9 @@ class Run:
     """
     One run of RL Zoo.
 
-    :param algo: name that RL Zoo knows, such as ``"uatrpo"`` or ``"ppo"``
+    :param algo: name that RL Zoo knows
     :param env: Gymnasium's name of the environment, or ``module:name``
-    :param seed: seed of the run, at least 0
+    :param seed: at least 0
     :param variant: a name without ``=``, or varied values such as ``"noise=1"``, or both; ``""`` if there are none
     :param n_timesteps: steps to learn for, over all environments of the run
     :param eval_freq: steps between deterministic evaluations, over all environments of the run; 0 for none
@@ -193,8 +193,9 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(study, dict) or study.keys() - STUDY_FILE.keys():
             raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, but it holds {study!r:.100}")
         for name, value in study.items():
-            if not isinstance(value, STUDY_FILE[name]) or value in ([], {}):
-                raise ValueError(f"{name} must be {STUDY_FILE[name]}, but it is {value!r:.100}")
+            if not isinstance(value, STUDY_FILE[name]):
+                kind = getattr(STUDY_FILE[name], "__name__", STUDY_FILE[name])
+                raise ValueError(f"{name} must be a {kind}, but it is {value!r:.100}")
         seeds, noise = study.pop("seeds", 0), list(map(float, study.pop("noise", ())))
         names = {"algorithms": "algos", "environments": "env_ids"}
         study = {names.get(name, name): value for name, value in study.items()}

@@ -98,9 +98,9 @@ def _lines(
 
     def draw(data: pd.DataFrame, color: Any, label: str) -> None:
         # few points, such as those of evaluations, are marked: a single one would be invisible otherwise
-        x, marker = data.index.get_level_values(-1), {"marker": "o", "markersize": 4} if len(data) <= 20 else {}
+        x, marker = data.index.get_level_values(-1), "o" if len(data) <= 20 else ""
         plt.plot(x, data.filter(like="run ").dropna(axis=1, how="all"), color=color, linewidth=0.5, alpha=0.3)
-        plt.plot(x, data.value, color=color, label=label, linewidth=1.8, **marker)
+        plt.plot(x, data.value, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
         plt.fill_between(x, data.low, data.high, color=color, alpha=0.2, linewidth=0)
 
     parts = {group: function(rows) for group, rows in table.groupby(GROUP, sort=False)}
@@ -149,7 +149,7 @@ def _histograms(results: Results, ratios: pd.DataFrame) -> sns.FacetGrid:
         counts, edges = np.histogram(data.kl_ratio.clip(0, LARGEST_RATIO), 50, (0, LARGEST_RATIO))
         plt.stairs(counts / len(data), edges, fill=True, color=color, alpha=0.4, label=label)
         shares = ", ".join(f"{statistics.share_at_least(data.kl_ratio, t):.0%} ≥ {t:g}" for t in THRESHOLDS)
-        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
         plt.annotate(shares, (1, 1), (-4, -4 - 10 * labels.index(label)), fontsize=8, color=color, **place)
 
     grid = _facets(results, ratios, draw)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, product, starmap
 from typing import Any
 
 import numpy as np
@@ -152,8 +152,8 @@ class Results:
             raise StudyError(f"--algo takes two different ones of {', '.join(known)}, but it is {' '.join(pair)}")
         pairs = [pair] if pair else list(combinations(known, 2))
         pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
-        panels = product(dict.fromkeys(key[:2] for key in self.groups), pairs)
-        return [(*panel, of) for panel, of in panels if all((*panel, label) in self.groups for label in of)]
+        panels = product(dict.fromkeys((env, of) for env, of, _ in self.groups), pairs)
+        return [(env, of, pair) for (env, of), pair in panels if all((env, of, label) in self.groups for label in pair)]
 
     def series(self, name: str, column: str) -> pd.DataFrame:
         """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
@@ -180,25 +180,24 @@ class Results:
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        rows = []
-        for *panel, pair in self.pairs:
-            x, y = (self.groups[(*panel, label)].final_return for label in pair)
-            row = dict(zip(GROUP, (*panel, " − ".join(pair)), strict=True)) | {"runs": f"{len(x)}, {len(y)}"}
-            row |= {"of means": statistics.difference_of_means(x, y)}
-            row |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
-            row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
-            rows.append(row | {"probability of improvement": statistics.probability_of_improvement(x, y)})
-        return pd.DataFrame(rows)
+        table = pd.DataFrame([(env, of, " − ".join(pair)) for env, of, pair in self.pairs], columns=GROUP)
+        pairs = [[self.groups[env, of, label].final_return for label in pair] for env, of, pair in self.pairs]
+        table["runs"] = [f"{len(x)}, {len(y)}" for x, y in pairs]
+        table["of means"] = list(starmap(statistics.difference_of_means, pairs))
+        table[["Welch t", "p"]] = np.reshape(list(starmap(statistics.welch_test, pairs)), (-1, 2))
+        table[f"of {self.cvar}"] = [statistics.difference_of_cvars(x, y, self.kappa) for x, y in pairs]
+        table["probability of improvement"] = list(starmap(statistics.probability_of_improvement, pairs))
+        return table
 
     @cached_property
     def unlike(self) -> dict[str, list[str]]:
         """:return: hyperparameters that both of a pair have with different values, and the environments"""
         found: dict[str, list[str]] = defaultdict(list)
-        for *panel, pair in self.pairs:
-            ours, theirs = (json.loads(self.groups[(*panel, label)].hyperparameters.iloc[0]) for label in pair)
+        for env, condition, pair in self.pairs:
+            ours, theirs = (json.loads(self.groups[env, condition, x].hyperparameters.iloc[0]) for x in pair)
             both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
             if values := "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both):
-                found[f"{' − '.join(pair)}: {values}"].append(joined(panel))
+                found[f"{' − '.join(pair)}: {values}"].append(joined([env, condition]))
         return found
 
     @cached_property

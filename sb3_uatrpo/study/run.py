@@ -4,6 +4,7 @@ when it has ended, done or failed, so that a run is there as a whole or not at a
 """
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict
@@ -151,9 +152,9 @@ def run_study(
         results = results or _here(missing, n_jobs, save_models, root / UNFINISHED)
         # no bar is drawn if the output is not a terminal
         with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
-            for run, (files, error) in results:
-                there[run.path] = _keep(run, files, error, root)
-                bar.write(f"{'failed' if error else 'done'}: {run}", file=sys.stderr)
+            for run, (files, printed) in results:
+                there[run.path] = _keep(run, files, printed, root)
+                bar.write(f"{'failed' if printed else 'done'}: {run}", file=sys.stderr)
                 n_failed = sum((place / ERROR).exists() for place in there.values())
                 bar.set_postfix(running=min(n_jobs, len(runs) - len(there)), failed=n_failed)
                 bar.update()
@@ -189,7 +190,7 @@ def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
     return temporary.rename(place)
 
 
-def _here(runs: Sequence[Run], jobs: int, save_models: bool, folder: Path) -> Iterator[tuple[Run, Ended]]:
+def _here(runs: Sequence[Run], jobs: int, save_models: bool, folder: Path) -> Generator[tuple[Run, Ended], None, None]:
     stop = Event()
     # threads only wait for their process; what is killed takes no other with it
     with ThreadPoolExecutor(jobs) as pool:
@@ -207,12 +208,14 @@ def _here(runs: Sequence[Run], jobs: int, save_models: bool, folder: Path) -> It
             pool.shutdown(cancel_futures=True)
 
 
-def _on_ray(runs: Sequence[Run], jobs: int, address: str, save_models: bool) -> Iterator[tuple[Run, Ended]]:
+def _on_ray(
+    runs: Sequence[Run], jobs: int, address: str, save_models: bool
+) -> Generator[tuple[Run, Ended], None, None]:
     ray = _connect(address)
     try:
         # it starts again with another process if its own, or its machine, is lost
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[Lost])(train)
-        waiting, pending = iter(runs), {}
+        waiting, pending = iter(runs), dict[Any, Run]()
         while pending := pending | {task.remote(run, save_models): run for run in islice(waiting, jobs - len(pending))}:
             (ready,), _ = ray.wait(list(pending))
             run = pending.pop(ready)
@@ -235,7 +238,7 @@ def _connect(address: str) -> Any:
         if address != "auto":
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     # whatever is wrong with the address, or at it
     except Exception as error:
         raise StudyError(
