@@ -5,6 +5,7 @@ A run of a study is a folder of RL Zoo's with ``run.json`` and, from ``StudyCall
 ``updates.csv.gz`` and ``ended.json``; if it failed, with ``error.txt``. RL Zoo alone writes no updates.
 """
 
+import io
 import json
 import os
 import zipfile
@@ -86,26 +87,23 @@ def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
     """
     kept: dict[str, Part] = {}
     for part in parts:
-        other = kept.setdefault(json.dumps([part[0][name] for name in KEY]), part)
-        a, b = (each[1]["episodes"].reindex(columns=["step", "return", "length"]) for each in (part, other))
-        # RL Zoo and studies keep different numbers of digits
-        are_equal = len(a) == len(b) and np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
-        if not (part[0]["error"] or other[0]["error"] or are_equal):
-            raise StudyError(
-                f"{other[0]['folder']} and {part[0]['folder']} are the same run with different episodes: "
-                "delete one, or report on them apart"
-            )
-        # RL Zoo's own folder has no updates
-        kept[json.dumps([part[0][name] for name in KEY])] = max(other, part, key=_worth)
+        key = json.dumps([part[0][name] for name in KEY])
+        other = kept.setdefault(key, part)
+        if other is not part and not (part[0]["error"] or other[0]["error"]):
+            a, b = (each[1]["episodes"][["step", "return", "length"]] for each in (part, other))
+            # RL Zoo and studies keep different numbers of digits
+            if len(a) != len(b) or not np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True):
+                raise StudyError(
+                    f"{other[0]['folder']} and {part[0]['folder']} are the same run with different episodes: "
+                    "delete one, or report on them apart"
+                )
+        # a finished one rather than a failed one, and a study's rather than RL Zoo's own, which has no updates
+        kept[key] = max(other, part, key=lambda of: (not of[0]["error"], len(of[1]["updates"]) > 0))
     tables = {}
     for name in SERIES:
         found = [part[1][name].assign(run=i) for i, part in enumerate(kept.values()) if len(part[1][name])]
         tables[name] = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["run", "step", "return"])
     return Study(pd.DataFrame([row for row, _ in kept.values()]), **tables, left_out=left_out)
-
-
-def _worth(part: Part) -> tuple[bool, bool]:
-    return not part[0]["error"], len(part[1]["updates"]) > 0
 
 
 def series(name: str, step: Any, columns: dict[str, Any]) -> pd.DataFrame:
@@ -120,6 +118,8 @@ def series(name: str, step: Any, columns: dict[str, Any]) -> pd.DataFrame:
     steps = table.step.to_numpy()
     if len(steps) and (steps.dtype.kind == "f" or steps[0] < 0 or np.any(np.diff(steps) < 0)):
         raise ValueError(f"the steps of its {name} are not ascending integers")
+    if name != "updates":
+        table = table.astype({column: float for column in table.columns.difference(["step"])})
     if "is_success" in table and not table.is_success.dropna().between(0, 1).all():
         raise ValueError(f"is_success of its {name} must be from 0 to 1")
     return table
@@ -177,7 +177,8 @@ def _read_run(folder: Path) -> Part:
 def _evaluations_in(folder: Path) -> pd.DataFrame:
     if not (path := folder / "evaluations.npz").exists():
         return read_evaluations([], [])
-    with np.load(path, allow_pickle=False) as data:
+    # a damaged file would stay open
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as data:
         return read_evaluations(data["timesteps"], data["results"], data.get("successes"))
 
 
@@ -188,7 +189,7 @@ def _read_zoo_run(run: Path) -> Part:
     configured = settings.pop("n_timesteps")
     n_timesteps = int(arguments["n_timesteps"] if arguments["n_timesteps"] > 0 else configured)
     monitors = [
-        pd.read_csv(path, skiprows=1, dtype={"r": float, "l": float}) for path in sorted(run.glob("*monitor.csv"))
+        pd.read_csv(path, skiprows=1, dtype=dict.fromkeys("rlt", float)) for path in sorted(run.glob("*monitor.csv"))
     ]
     if not monitors:
         raise FileNotFoundError("no monitor.csv")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 
 from sb3_uatrpo import UATRPO
-from sb3_uatrpo.study import Study, StudyError, read_study
+from sb3_uatrpo.study import Study, read_study
 from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.callback import StudyCallback
 from sb3_uatrpo.study.plan import Run, plan
@@ -237,6 +236,7 @@ def test_the_callback_in_any_hyperparameter_file(tmp_path):
     """RL Zoo's own command, which keeps its best model and the sketch."""
     settings = {
         "policy": "MlpPolicy",
+        "n_timesteps": 400,
         "n_steps": 100,
         "batch_size": 50,
         "callback": "sb3_uatrpo.study.callback.StudyCallback",
@@ -489,7 +489,11 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
         ("run", [*PLAN, "--seeds", "one"], "a seed must be an integer"),
         ("run", [*PLAN, "--noise", "1", "--vary", "adversarial_noise:1"], "come from --noise or from --vary, not from"),
         ("run", [*PLAN, "--n-timesteps", "0"], "must be an integer of at least 1, but it is '0'"),
-        ("run", [*PLAN, "--ray", "nowhere"], "no Ray cluster answers at nowhere (host:port, or auto)"),
+        (
+            "run",
+            [*PLAN, "--eval-freq", "0", "--ray", "nowhere"],
+            "no Ray cluster answers at nowhere (host:port, or auto)",
+        ),
         ("run", [*PLAN, "--retries", "3"], "unrecognized arguments: --retries 3"),
         ("run", ["--algo", "ppo"], "nothing to run: give --algo and --env"),
         ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo and --env"),
