@@ -13,13 +13,11 @@ from matplotlib.ticker import EngFormatter
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.results import GROUP, THRESHOLDS, Results, in_order, joined, learning_curves
-from sb3_uatrpo.study.statistics import FINAL_SHARE, N_RESAMPLES_OVER_TRAINING, Estimate
+from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
-# Larger KL ratios are drawn in the last bin
-LARGEST_RATIO = 5.0
-# Number of parts of the training, each with its own median KL ratio
-N_PARTS = 50
+# Larger KL ratios are drawn in the last bin; parts of the training, each with its own median KL ratio
+LARGEST_RATIO, N_PARTS = 5.0, 50
 STEPS = "environment steps"
 STYLE: dict[Any, Any] = {
     "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "font.size": 9, "grid.alpha": 0.3,
@@ -28,11 +26,11 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def draw_pictures(results: Results, output: Path) -> dict[str, str]:
-    """Draw the pictures of a report into a folder, as PNG and SVG; return the captions of those with data to show."""
-    captions: dict[str, str] = {}
+def draw_pictures(results: Results, output: Path) -> list[str]:
+    """Draw the pictures of a report into a folder, as PNG and SVG; return the names of those with data to show."""
+    drawn: list[str] = []
 
-    def save(name: str, caption: str, table: pd.DataFrame, draw: Callable[..., sns.FacetGrid], *options: Any) -> None:
+    def save(name: str, table: pd.DataFrame, draw: Callable[..., sns.FacetGrid], *options: Any) -> None:
         grid = draw(results, table, *options) if len(table) else None
         for path in (output / f"{name}.png", output / f"{name}.svg"):
             # an earlier report's picture must not remain
@@ -40,7 +38,7 @@ def draw_pictures(results: Results, output: Path) -> dict[str, str]:
             if grid is not None:
                 # without its date, an unchanged picture is an unchanged file
                 grid.savefig(path, dpi=120, metadata={"Date": None})
-                captions[name] = caption
+        drawn.extend([name] if grid is not None else [])
         plt.close("all")
 
     def cvars(runs: pd.DataFrame) -> pd.DataFrame:
@@ -51,27 +49,20 @@ def draw_pictures(results: Results, output: Path) -> dict[str, str]:
         return _band(runs.index, statistics.bootstrap_cvar(runs, results.kappa, n_resamples=n_resamples))
 
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
-    error = "mean and standard error over runs; thin lines are single runs"
+    ratios["part"] = np.ceil(ratios.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
+    evaluations, differences = results.series("evaluations", "return"), results.differences
     with matplotlib.rc_context(STYLE):
-        caption, ylabel = f"Trailing mean over {FINAL_SHARE:.0%} of the steps: {error}", "training return"
-        save("learning_curves", caption, curves, _lines, _mean_and_error, STEPS, ylabel)
-        table, ylabel = results.series("evaluations", "return"), "deterministic return"
-        save("evaluations", f"Deterministic evaluations: {error}", table, _lines, _mean_and_error, STEPS, ylabel)
-        caption = "κ-CVaR of the final return; it is the mean at κ = 1, and the worst run for κ ≤ 1/n"
-        save("cvar", caption, results.compared, _lines, cvars, "κ, share of worst runs", "κ-CVaR of final return")
-        ylabel = f"{results.cvar} of training return"
-        save("cvar_over_training", "CVaR over runs", curves, _lines, cvar_by_step, STEPS, ylabel)
-        columns = ["of means", f"of {results.cvar}"]
-        save("differences", "Differences of final returns", results.differences, _forest, columns, 0.0)
-        name, columns = "probability_of_improvement", ["probability of improvement"]
-        save(name, "Probability of improvement", results.differences, _forest, columns, 0.5)
-        save("kl_ratio", "KL ratio of proposed steps, with the shares of large ones", ratios, _histograms)
-        caption = "Median and quartiles of the KL ratio in each fiftieth of the training"
-        save("kl_ratio_over_training", caption, ratios, _ratios_over_training)
-        save("interquartile_means", "IQM of the final return", results.returns, _forest, ["IQM"])
-        caption, ylabel = "Performance profiles: the share of runs that end above τ", "share of runs above τ"
-        save("performance_profiles", caption, _scores(results), _lines, _profile, "τ", ylabel)
-    return captions
+        save("learning_curves", curves, _lines, _mean_and_error, STEPS, "training return")
+        save("evaluations", evaluations, _lines, _mean_and_error, STEPS, "deterministic return")
+        save("cvar", results.compared, _lines, cvars, "κ, share of worst runs", "κ-CVaR of final return")
+        save("cvar_over_training", curves, _lines, cvar_by_step, STEPS, f"{results.cvar} of training return")
+        save("differences", differences, _forest, ["of means", f"of {results.cvar}"], 0.0)
+        save("probability_of_improvement", differences, _forest, ["probability of improvement"], 0.5)
+        save("kl_ratio", ratios, _histograms)
+        save("kl_ratio_over_training", ratios, _lines, _quartiles, STEPS, "actual / estimated KL")
+        save("interquartile_means", results.returns, _forest, ["IQM"])
+        save("performance_profiles", _scores(results), _lines, _profile, "τ", "share of runs above τ")
+    return drawn
 
 
 def _facets(results: Results, table: pd.DataFrame, draw: Callable[..., None], **options: Any) -> sns.FacetGrid:
@@ -126,6 +117,10 @@ def _mean_and_error(rows: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(value=mean, low=mean - error, high=mean + error)
 
 
+def _quartiles(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.groupby("part").kl_ratio.quantile([0.5, 0.25, 0.75]).unstack().set_axis(Estimate._fields, axis=1)
+
+
 def _scores(results: Results) -> pd.DataFrame:
     """The final returns in each environment, and the scores over all of them."""
     tables = [results.compared.rename(columns={"final_return": "score"}).assign(task=0)]
@@ -156,30 +151,13 @@ def _histograms(results: Results, ratios: pd.DataFrame) -> sns.FacetGrid:
     return grid.set_axis_labels(f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})", "share of updates")
 
 
-def _ratios_over_training(results: Results, ratios: pd.DataFrame) -> sns.FacetGrid:
-    def quartiles(rows: pd.DataFrame) -> pd.DataFrame:
-        part = np.ceil(rows.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
-        return rows.groupby(part).kl_ratio.quantile([0.5, 0.25, 0.75]).unstack().set_axis(Estimate._fields, axis=1)
-
-    grid = _lines(results, ratios, quartiles, STEPS, "actual / estimated KL")
-    for ax in grid.axes.flat:
-        ax.set_yscale("log", subs=[2, 3, 5])
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter("{x:g}")
-        ax.axhline(1, color="0.2", linewidth=0.8)
-    return grid
-
-
 def _forest(results: Results, table: pd.DataFrame, columns: list[str], reference: float | None = None) -> sns.FacetGrid:
     """Estimates in some columns, as points with their intervals, one above the other."""
-    table = (
-        table[[*GROUP, *columns]].melt(GROUP, var_name="column", value_name="estimate", ignore_index=False).sort_index()
-    )
-    if len(columns) > 1:
-        table["label"] += " " + table.column
+    table = table[[*GROUP, *columns]].melt(GROUP, ignore_index=False).sort_index(kind="stable")
+    table["label"] += " " + table.variable if len(columns) > 1 else ""
 
     def draw(data: pd.DataFrame, color: Any, label: str = "") -> None:
-        value, low, high = np.array(data.estimate.tolist()).T
+        value, low, high = np.array(data.value.tolist()).T
         plt.hlines(data.label, low, high, color="0.65", linewidth=5)
         plt.plot(value, data.label, "o", color="0.2", markersize=5)
         plt.ylim(len(data) - 0.5, -0.5)

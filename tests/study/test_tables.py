@@ -82,7 +82,7 @@ DAMAGES = {
     "text for seconds": ("ended.json", lambda text: text.replace("36.0", '"long"'), "could not convert string to float"),
     "cut specification": ("run.json", lambda text: text[:30], "JSONDecodeError"),
     "huge seed": ("run.json", lambda text: text.replace('"seed": 1', f'"seed": {HUGE}'), "seed in run.json cannot be"),
-    "text for steps": ("run.json", lambda text: text.replace("1000,", '"many",'), "n_timesteps in run.json cannot be"),
+    "text for steps": ("run.json", lambda text: text.replace("1000,", '"x",'), "n_timesteps in run.json cannot be"),
 }  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def test_settings_of_rl_zoos_are_text_and_nothing_is_imported(tmp_path):
     assert not Path("made").exists()
 
 
-# ------------------------------------------------------------------------------------------------- records of version 0.1
+# ---------------------------------------------------------------------------------------------- records of version 0.1
 
 
 def changed(record: dict, place: list, value) -> dict:
