@@ -19,9 +19,8 @@ from sb3_uatrpo.study.tables import read_study
 FEW = 5
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
-  its steps; if none did, of those that ended last.
-- *κ-CVaR*: mean of the worst share κ of the runs, which rests on that many runs. The run at the boundary counts in part;
-  κ = 1 gives the mean.
+  its steps; if none did, of those that ended last. Learning curves have such a mean at every step.
+- *κ-CVaR*: mean of the worst share κ of the runs, which rests on that many runs; one of them may count in part.
 - *Intervals*, in parentheses: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples,
   {N_RESAMPLES_OVER_TRAINING:,} over training; left out if all resamples agree. With few runs they are too narrow, above
   all those of a CVaR. ± is the standard error of the mean.
@@ -31,8 +30,9 @@ DEFINITIONS = f"""\
 - *KL ratio*: actual KL divergence of a proposed step (before the line search) over the estimated one, of all updates.
 - *Score*: final return scaled from 0, the lowest of all runs shown in an environment, of every variant, to 1, the
   highest; for algorithms with the same number of runs in every environment.
-- *Success*: share of the episodes that report `is_success`: in the last {FINAL_SHARE:.0%} of the steps, and in the last
-  deterministic evaluation."""
+- *Success*: share of the episodes that report `is_success`, among those of the final return.
+- Pictures show means with standard errors, with single runs as thin lines; otherwise intervals, or for the KL ratio
+  over training, in each fiftieth, median and quartiles."""
 HEADER = {"env": "environment", "condition": "variant", "label": "algorithm"}
 
 
@@ -48,16 +48,15 @@ def report(
 
     :param folders: what ``read_study`` reads
     :param output: where to write; created if missing
-    :param algorithms: two labels to compare, the first minus the second. By default, each ``uatrpo`` is compared with
-        every other label; without a ``uatrpo``, all pairs are compared.
+    :param algorithms: two labels to compare, as in ``Results``
     :param kappa: share of worst runs in tables and over training, in (0, 1]
     :param variants: the variants to show, ``"plain"`` for runs without varied values; all by default
     :return: the report's path
     :raises StudyError: if there is no finished run, runs must not be averaged, or an argument is invalid
     """
+    names, study = joined(Path(folder).resolve().name for folder in folders), read_study(*folders)
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
-    names, study = joined(Path(folder).resolve().name for folder in folders), read_study(*folders)
     if study.runs.empty:
         raise StudyError(f"{names}: no runs ({len(study.left_out)} left out because of damaged files)")
     results = Results(tabulate(study, variants), algorithms, kappa)
@@ -70,8 +69,7 @@ def report(
     path = Path(output, "report.md")
     blocks = [f"# Report on {names}", *_tables(results), "## Pictures"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name, caption in draw_pictures(results, path.parent).items():
-        blocks.append(f"![{name.replace('_', ' ')}]({name}.png)\n\n*{caption}* ([SVG]({name}.svg))")
+    blocks += [f"![{name}]({name}.png) ([SVG]({name}.svg))" for name in draw_pictures(results, path.parent)]
     path.write_text("\n\n".join(filter(None, [*blocks, *_settings(results)])) + "\n", encoding="utf-8")
     return path
 
@@ -87,7 +85,7 @@ def _tables(results: Results) -> Iterator[str]:
     yield _table(table.rename(columns={"n_timesteps": "steps", "seed": "seeds", "seconds": "hours"}).reset_index())
     without = runs[(runs.error == "") & runs.final_return.isna()]
     for title, lines in (
-        ("Failed", [f"{_name(run)}: `{last_line(run.error)}`" for run in failed.itertuples()]),
+        ("Failed", [f"{_name(run)}: `{run.error.strip().splitlines()[-1]:.200}`" for run in failed.itertuples()]),
         ("Without a final return, because no episode ended or one is not finite", map(_name, without.itertuples())),
         ("Left out", [f"`{path}`: {reason}" for path, reason in left_out]),
     ):
@@ -107,21 +105,14 @@ def _tables(results: Results) -> Iterator[str]:
         if (fewest := results.returns.runs.min()) < FEW:
             warning = f"some groups have only {fewest} runs.** They show only part of the spread; Welch's test is more"
             yield f"**Do not rely on these intervals: {warning} cautious."
-    if unlike := "\n".join(f"- {settings} ({'; '.join(panels)})" for settings, panels in results.unlike.items()):
-        yield f"**The algorithms are not the only difference**: some settings that both have differ too:\n\n{unlike}"
+        if results.differences["other settings"].any():
+            yield "**The algorithms are not the only difference**: see the other settings that both have."
     yield f"## Proposed steps\n\n{_table(results.ratios)}"
     if silent := set(results.compared.label).difference(results.ratios.label):
         yield f"No KL ratio of {', '.join(sorted(silent))}."
-    if scores := results.scores:
-        iqms = [(*names, statistics.interquartile_mean(of)) for names, of in scores.items()]
-        pairs = [(of, pair) for _, of, pair in results.pairs if scores.keys() >= {(of, label) for label in pair}]
-        improvement = statistics.probability_of_improvement
-        better = [
-            (of, " > ".join((x, y)), improvement(scores[of, x], scores[of, y])) for of, (x, y) in dict.fromkeys(pairs)
-        ]
-        yield "## Over all environments"
-        yield _table(pd.DataFrame(iqms, columns=[*GROUP[1:], "IQM of score"]))
-        yield _table(pd.DataFrame(better, columns=[*GROUP[1:], "probability of improvement"]))
+    if results.scores:
+        yield f"## Over all environments\n\n{_table(results.over_environments[0])}"
+        yield _table(results.over_environments[1])
 
 
 def _settings(results: Results) -> Iterator[str]:
@@ -159,11 +150,6 @@ def _cell(value: Any) -> str:
 
 def _name(run: Any) -> str:
     return f"{run.label} on {joined([run.env, run.condition])}, seed {run.seed}"
-
-
-def last_line(error: str) -> str:
-    """:return: the last line of a traceback, which says most"""
-    return (error.strip().splitlines() or [""])[-1].replace("`", "'")[:200]
 
 
 def _seeds(seeds: pd.Series) -> str:

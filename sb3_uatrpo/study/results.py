@@ -187,18 +187,13 @@ class Results:
         table[["Welch t", "p"]] = np.reshape(list(starmap(statistics.welch_test, pairs)), (-1, 2))
         table[f"of {self.cvar}"] = [statistics.difference_of_cvars(x, y, self.kappa) for x, y in pairs]
         table["probability of improvement"] = list(starmap(statistics.probability_of_improvement, pairs))
+        # a difference may also come from hyperparameters that both have
+        table["other settings"] = [joined(self._unlike(env, of, pair)) for env, of, pair in self.pairs]
         return table
 
-    @cached_property
-    def unlike(self) -> dict[str, list[str]]:
-        """:return: hyperparameters that both of a pair have with different values, and the environments"""
-        found: dict[str, list[str]] = defaultdict(list)
-        for env, condition, pair in self.pairs:
-            ours, theirs = (json.loads(self.groups[env, condition, x].hyperparameters.iloc[0]) for x in pair)
-            both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
-            if values := "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both):
-                found[f"{' − '.join(pair)}: {values}"].append(joined([env, condition]))
-        return found
+    def _unlike(self, env: str, condition: str, pair: Sequence[str]) -> list[str]:
+        ours, theirs = (json.loads(self.groups[env, condition, x].hyperparameters.iloc[0]) for x in pair)
+        return [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
@@ -224,3 +219,13 @@ class Results:
             if len(columns) == n_envs[condition] > 1 and len(set(map(len, columns))) == 1:
                 scores[condition, label] = np.stack(columns, axis=1)
         return scores
+
+    @property
+    def over_environments(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """:return: IQM of the scores of each label, and probability of improvement of each pair"""
+        iqms = [(*names, statistics.interquartile_mean(of)) for names, of in self.scores.items()]
+        pairs = dict.fromkeys((of, pair) for _, of, pair in self.pairs if {(of, x) for x in pair} <= self.scores.keys())
+        scores = [[self.scores[of, x] for x in pair] for of, pair in pairs]
+        better = pd.DataFrame([(of, " > ".join(pair)) for of, pair in pairs], columns=GROUP[1:])
+        better["probability of improvement"] = list(starmap(statistics.probability_of_improvement, scores))
+        return pd.DataFrame(iqms, columns=[*GROUP[1:], "IQM of score"]), better

@@ -100,7 +100,9 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
         if code < 0:
             raise Lost(f"{printed}\nthe run's process was killed by {signal.Signals(-code).name}")
         paths = [path for path in logs.rglob("*") if path.is_file() and (save_model or path.suffix not in MODEL)]
-        return {path.relative_to(logs).as_posix(): path.read_bytes() for path in paths}, printed if code else ""
+        return {path.relative_to(logs).as_posix(): path.read_bytes() for path in paths}, (
+            printed.strip() or f"exit code {code}"
+        ) if code else ""
 
 
 def run_study(

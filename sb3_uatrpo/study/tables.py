@@ -119,7 +119,7 @@ def series(name: str, step: Any, columns: dict[str, Any]) -> pd.DataFrame:
     if len(steps) and (steps.dtype.kind == "f" or steps[0] < 0 or np.any(np.diff(steps) < 0)):
         raise ValueError(f"the steps of its {name} are not ascending integers")
     if name != "updates":
-        table = table.astype({column: float for column in table.columns.difference(["step"])})
+        table = table.astype(dict.fromkeys(table.columns.difference(["step"]), float))
     if "is_success" in table and not table.is_success.dropna().between(0, 1).all():
         raise ValueError(f"is_success of its {name} must be from 0 to 1")
     return table

@@ -44,7 +44,7 @@ def number(cell: str) -> float:
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """The text of a report, without its pictures."""
-    monkeypatch.setattr("sb3_uatrpo.study.plots.draw_pictures", lambda results, output: {})
+    monkeypatch.setattr("sb3_uatrpo.study.plots.draw_pictures", lambda results, output: [])
 
     def read(*folders: Path, **options) -> str:
         return report(folders, tmp_path / "report", **options).read_text(encoding="utf-8")
@@ -162,7 +162,9 @@ def test_a_difference_names_what_else_differs(tmp_path, page):
     write_run(tmp_path, hyperparameters={"gamma": 0.99, "n_envs": 4, "shrinkage": 0.5})
     write_run(tmp_path, "ppo", hyperparameters={"gamma": 0.9, "n_envs": 4})
     text = page(tmp_path)
-    assert "- uatrpo − ppo: gamma 0.99 and 0.9 (Hopper-v4)\n" in text
+    (row,) = rows(section(text, "Differences"))
+    assert row["other settings"] == "gamma"
+    assert "The algorithms are not the only difference" in text
 
 
 def test_success_rates(tmp_path, page):
