@@ -133,7 +133,7 @@ def test_training_needs_only_the_extras_that_make_installs(tmp_path):
     }
     allowed = {*extras["train"], "gymnasium"}
     others = {name.replace("-", "_") for names in extras.values() for name in names if name not in allowed}
-    assert {"scipy", "jsonschema", "rl_zoo3", "onnxruntime"} <= others
+    assert {"scipy", "filelock", "rl_zoo3", "onnxruntime"} <= others
     start = (
         f"import sys; sys.modules.update(dict.fromkeys({sorted(others)})); sys.path.insert(0, {str(EXAMPLES)!r}); "
         "from train_mujoco import main; main(['--n-timesteps', '2000', '--eval-freq', '1000'])"
