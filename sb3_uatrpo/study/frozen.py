@@ -13,6 +13,8 @@ from sb3_uatrpo.study.plan import StudyError
 from sb3_uatrpo.study.tables import LeftOut, Part, Study, collect, read_evaluations, series
 
 FORMAT = 3
+# Columns that have another name today
+NAMES = {"timesteps": "step", "returns": "return", "lengths": "length"}
 
 
 def read_records(folder: str | os.PathLike[str]) -> Study:
@@ -51,9 +53,7 @@ def _read(path: Path) -> Part:
     row |= {"error": error, "seconds": float(record["wall_time"]), "versions": json.dumps(record["versions"])}
     tables = {}
     for name in ("episodes", "updates"):
-        columns = {of: _array(values) for of, values in record[name].items()}
-        table = series(name, columns.pop("timesteps"), columns)
-        tables[name] = table.rename(columns={"returns": "return", "lengths": "length"})
+        tables[name] = series(name, {NAMES.get(of, of): _array(values) for of, values in record[name].items()})
     evaluated = [_array(record["evaluations"].get(name, [])) for name in ("timesteps", "returns", "is_success")]
     return row | {"folder": str(path)}, tables | {"evaluations": read_evaluations(*evaluated)}
 
