@@ -30,8 +30,7 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
     """Draw the pictures of a report into a folder, as PNG and SVG; return the names of those with data to show."""
     drawn: list[str] = []
 
-    def save(name: str, table: pd.DataFrame, draw: Callable[..., sns.FacetGrid], *options: Any) -> None:
-        grid = draw(results, table, *options) if len(table) else None
+    def save(name: str, grid: sns.FacetGrid | None) -> None:
         for path in (output / f"{name}.png", output / f"{name}.svg"):
             # an earlier report's picture must not remain
             path.unlink(missing_ok=True)
@@ -41,50 +40,58 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
         drawn.extend([name] if grid is not None else [])
         plt.close("all")
 
-    def cvars(runs: pd.DataFrame) -> pd.DataFrame:
-        return _band(KAPPAS, statistics.bootstrap_cvar(runs.final_return, KAPPAS))
-
-    def cvar_by_step(rows: pd.DataFrame) -> pd.DataFrame:
+    def cvar(rows: pd.DataFrame) -> pd.DataFrame:
         runs, n_resamples = _by_step(rows), N_RESAMPLES_OVER_TRAINING
         return _band(runs.index, statistics.bootstrap_cvar(runs, results.kappa, n_resamples=n_resamples))
 
+    def lines(table: pd.DataFrame, function: Callable[..., pd.DataFrame], *axes: str) -> sns.FacetGrid | None:
+        return _lines(labels, {names: function(rows) for names, rows in table.groupby(GROUP, sort=False)}, *axes)
+
+    labels, samples, differences = in_order(results.compared.label), results.samples, results.differences
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
     ratios["part"] = np.ceil(ratios.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
-    evaluations, differences = results.series("evaluations", "return"), results.differences
+    cvars = {names: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for names, x in samples.items() if x.ndim == 1}
+    limits = {env: [x for (of, *_), x in samples.items() if of == env] for env, *_ in samples}
+    taus = {env: np.linspace(min(map(np.min, of)), max(map(np.max, of)), 101) for env, of in limits.items()}
+    profiles = {
+        names: _band(taus[names[0]], statistics.performance_profile(x, taus[names[0]])) for names, x in samples.items()
+    }
     with matplotlib.rc_context(STYLE):
-        save("learning_curves", curves, _lines, _mean_and_error, STEPS, "training return")
-        save("evaluations", evaluations, _lines, _mean_and_error, STEPS, "deterministic return")
-        save("cvar", results.compared, _lines, cvars, "κ, share of worst runs", "κ-CVaR of final return")
-        save("cvar_over_training", curves, _lines, cvar_by_step, STEPS, f"{results.cvar} of training return")
-        save("differences", differences, _forest, ["of means", f"of {results.cvar}"], 0.0)
-        save("probability_of_improvement", differences, _forest, ["probability of improvement"], 0.5)
-        save("kl_ratio", ratios, _histograms)
-        save("kl_ratio_over_training", ratios, _lines, _quartiles, STEPS, "actual / estimated KL")
-        save("interquartile_means", results.returns, _forest, ["IQM"])
-        save("performance_profiles", _scores(results), _lines, _profile, "τ", "share of runs above τ")
+        save("learning_curves", lines(curves, _mean_and_error, STEPS, "training return"))
+        evaluations = results.series("evaluations", "return")
+        save("evaluations", lines(evaluations, _mean_and_error, STEPS, "deterministic return"))
+        save("cvar", _lines(labels, cvars, "κ, share of worst runs", "κ-CVaR of final return"))
+        save("cvar_over_training", lines(curves, cvar, STEPS, f"{results.cvar} of training return"))
+        save("differences", _forest(differences, "of means", 0.0))
+        save("probability_of_improvement", _forest(differences, "probability of improvement", 0.5))
+        save("kl_ratio", _histograms(labels, ratios))
+        save("kl_ratio_over_training", lines(ratios, _quartiles, STEPS, "actual / estimated KL"))
+        save("interquartile_means", _forest(results.returns, "IQM"))
+        save("performance_profiles", _lines(labels, profiles, "τ", "share of runs above τ"))
     return drawn
 
 
-def _facets(results: Results, table: pd.DataFrame, draw: Callable[..., None], **options: Any) -> sns.FacetGrid:
-    labels = in_order(results.compared.label)
+def _facets(table: pd.DataFrame, draw: Callable[..., None], labels: list[str], **options: Any) -> sns.FacetGrid:
     table = table.assign(panel=[joined(panel) for panel in zip(table.env, table.condition, strict=True)])
     # with conditions, each environment has a row
     n = table.groupby("env").condition.nunique().max() if table.condition.any() else table.panel.nunique()
     look = {"hue": "label", "hue_order": labels, "palette": sns.color_palette("colorblind", len(labels))}
     look |= {"col": "panel", "col_wrap": n if table.condition.any() else {1: 1, 2: 2, 4: 2}.get(n, 3)}
     look |= {"sharex": False, "sharey": False, "despine": False, "height": 2.7, "aspect": 1.35}
-    grid = sns.FacetGrid(table, **{**look, **options}).map_dataframe(draw).set_titles("{col_name}")
-    if "hue" not in options:
-        sns.move_legend(grid.add_legend(title=""), "lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+    return sns.FacetGrid(table, **{**look, **options}).map_dataframe(draw).set_titles("{col_name}")
+
+
+def _with_legend(grid: sns.FacetGrid) -> sns.FacetGrid:
+    sns.move_legend(grid.add_legend(title=""), "lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
     return grid
 
 
 def _lines(
-    results: Results, table: pd.DataFrame, function: Callable[[pd.DataFrame], pd.DataFrame], xlabel: str, ylabel: str
-) -> sns.FacetGrid:
+    labels: list[str], parts: dict[tuple[str, str, str], pd.DataFrame], xlabel: str, ylabel: str
+) -> sns.FacetGrid | None:
     """
-    The line and the band that ``function`` makes of each group's rows: a table with the fields of ``Estimate``, by x.
-    Its further columns are single runs, drawn as thin lines.
+    Lines and bands of tables with the fields of ``Estimate``, by x. Further columns are single runs, drawn as thin
+    lines.
     """
 
     def draw(data: pd.DataFrame, color: Any, label: str) -> None:
@@ -94,12 +101,13 @@ def _lines(
         plt.plot(x, data.value, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
         plt.fill_between(x, data.low, data.high, color=color, alpha=0.2, linewidth=0)
 
-    parts = {group: function(rows) for group, rows in table.groupby(GROUP, sort=False)}
-    grid = _facets(results, pd.concat(parts, names=GROUP).reset_index(GROUP), draw).set_axis_labels(xlabel, ylabel)
+    if not parts:
+        return None
+    grid = _facets(pd.concat(parts, names=GROUP).reset_index(GROUP), draw, labels).set_axis_labels(xlabel, ylabel)
     for ax in grid.axes.flat if xlabel == STEPS else ():
         ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return grid
+    return _with_legend(grid)
 
 
 def _band(x: Any, estimate: Estimate) -> pd.DataFrame:
@@ -121,51 +129,34 @@ def _quartiles(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby("part").kl_ratio.quantile([0.5, 0.25, 0.75]).unstack().set_axis(Estimate._fields, axis=1)
 
 
-def _scores(results: Results) -> pd.DataFrame:
-    """The final returns in each environment, and the scores over all of them."""
-    tables = [results.compared.rename(columns={"final_return": "score"}).assign(task=0)]
-    for (condition, label), scores in results.scores.items():
-        table = pd.DataFrame(scores).melt(var_name="task", value_name="score")
-        tables.append(table.assign(env="all environments (scores)", condition=condition, label=label))
-    table = pd.concat(tables)[[*GROUP, "task", "score"]]
-    return table.join(table.groupby("env").score.agg(["min", "max"]), on="env")
-
-
-def _profile(rows: pd.DataFrame) -> pd.DataFrame:
-    taus = np.linspace(rows["min"].iloc[0], rows["max"].iloc[0], 101)
-    scores = np.stack([of_task for _, of_task in rows.groupby("task").score], axis=1)
-    return _band(taus, statistics.performance_profile(scores, taus))
-
-
-def _histograms(results: Results, ratios: pd.DataFrame) -> sns.FacetGrid:
-    labels = in_order(ratios.label)
-
+def _histograms(labels: list[str], ratios: pd.DataFrame) -> sns.FacetGrid | None:
     def draw(data: pd.DataFrame, color: Any, label: str) -> None:
         counts, edges = np.histogram(data.kl_ratio.clip(0, LARGEST_RATIO), 50, (0, LARGEST_RATIO))
         plt.stairs(counts / len(data), edges, fill=True, color=color, alpha=0.4, label=label)
-        shares = ", ".join(f"{statistics.share_at_least(data.kl_ratio, t):.0%} ≥ {t:g}" for t in THRESHOLDS)
+        shares = ", ".join(f"{np.mean(data.kl_ratio >= threshold):.0%} ≥ {threshold:g}" for threshold in THRESHOLDS)
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
         plt.annotate(shares, (1, 1), (-4, -4 - 10 * labels.index(label)), fontsize=8, color=color, **place)
 
-    grid = _facets(results, ratios, draw)
-    return grid.set_axis_labels(f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})", "share of updates")
+    if ratios.empty:
+        return None
+    xlabel = f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})"
+    return _with_legend(_facets(ratios, draw, labels).set_axis_labels(xlabel, "share of updates"))
 
 
-def _forest(results: Results, table: pd.DataFrame, columns: list[str], reference: float | None = None) -> sns.FacetGrid:
-    """Estimates in some columns, as points with their intervals, one above the other."""
-    table = table[[*GROUP, *columns]].melt(GROUP, ignore_index=False).sort_index(kind="stable")
-    table["label"] += " " + table.variable if len(columns) > 1 else ""
+def _forest(table: pd.DataFrame, column: str, reference: float | None = None) -> sns.FacetGrid | None:
+    """Estimates as points with their intervals, one above the other."""
 
     def draw(data: pd.DataFrame, color: Any, label: str = "") -> None:
-        value, low, high = np.array(data.value.tolist()).T
+        value, low, high = np.array(data[column].tolist()).T
         plt.hlines(data.label, low, high, color="0.65", linewidth=5)
         plt.plot(value, data.label, "o", color="0.2", markersize=5)
         plt.ylim(len(data) - 0.5, -0.5)
         if reference is not None:
             plt.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
 
-    panels = [list(of) for _, of in table.groupby(GROUP[:2]).label]
-    share, height = all(names == panels[0] for names in panels), 0.9 + 0.25 * max(map(len, panels))
-    aspect = (2.5 + 0.06 * max(map(len, table.label)) / (2 if share else 1)) / height
-    grid = _facets(results, table, draw, hue=None, sharey=share, height=height, aspect=aspect)
-    return grid.set_axis_labels(columns[0] if len(columns) == 1 else "difference", "")
+    if table.empty:
+        return None
+    table = table.dropna(subset=column)
+    height = 0.9 + 0.25 * table.groupby(GROUP[:2]).size().max()
+    options = {"hue": None, "height": height, "aspect": (2.5 + 0.06 * max(map(len, table.label))) / height}
+    return _facets(table, draw, [], **options).set_axis_labels(column, "")

@@ -93,7 +93,7 @@ def _tables(results: Results) -> Iterator[str]:
         yield listed and f"{title}:\n\n{listed}"
     yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns"
     yield _table(results.returns)
-    if several := sorted({n for n, rest in results.returns[["runs", "rests on"]].values if rest == 1 < n}):
+    if several := sorted({n for n, rest in results.returns[["runs", "rests on"]].values if rest == "1" and n > 1}):
         yield f"**The {results.cvar} of {' or '.join(map(str, several))} runs is the worst run alone.**"
     shares = results.compared.dropna(subset="final_success").groupby(GROUP, sort=False).final_success
     if shares.ngroups:
@@ -105,14 +105,11 @@ def _tables(results: Results) -> Iterator[str]:
         if (fewest := results.returns.runs.min()) < FEW:
             warning = f"some groups have only {fewest} runs.** They show only part of the spread; Welch's test is more"
             yield f"**Do not rely on these intervals: {warning} cautious."
-        if results.differences["other settings"].any():
+        if results.differences["other settings"].fillna("").any():
             yield "**The algorithms are not the only difference**: see the other settings that both have."
     yield f"## Proposed steps\n\n{_table(results.ratios)}"
     if silent := set(results.compared.label).difference(results.ratios.label):
         yield f"No KL ratio of {', '.join(sorted(silent))}."
-    if results.scores:
-        yield f"## Over all environments\n\n{_table(results.over_environments[0])}"
-        yield _table(results.over_environments[1])
 
 
 def _settings(results: Results) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product, starmap
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ EVALUATION = ["eval_freq", "n_eval_episodes"]
 N_POINTS = 100
 # KL ratios that count as large
 THRESHOLDS = (2.0, 3.0)
+# Takes the place of an environment for scores
+ALL = "all environments, scores"
 
 
 def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
@@ -140,9 +142,22 @@ class Results:
         return self.study.runs[self.study.runs.final_return.notna()]
 
     @cached_property
-    def groups(self) -> dict[tuple[str, str, str], pd.DataFrame]:
-        """:return: for each environment, condition and label, its runs"""
-        return dict(list(self.compared.groupby(GROUP, sort=False)))
+    def samples(self) -> dict[tuple[str, str, str], Array]:
+        """
+        :return: for each environment, condition and label, the final returns (``n_runs``); for ``ALL`` environments,
+            where a label has the same number of runs in each of several, scores (``n_runs x n_envs``): final returns
+            scaled from 0, the lowest in the environment, to 1, the highest
+        """
+        samples = {key: of.to_numpy() for key, of in self.compared.groupby(GROUP, sort=False).final_return}
+        by_env = self.compared.groupby("env").final_return
+        lowest, highest = by_env.transform("min"), by_env.transform("max")
+        runs = self.compared.assign(score=(self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0))
+        n_envs = runs.groupby("condition").env.nunique()
+        for (condition, label), of in runs.groupby(GROUP[1:], sort=False):
+            scores = [column for _, column in of.groupby("env").score]
+            if len(scores) == n_envs[condition] > 1 and len(set(map(len, scores))) == 1:
+                samples[ALL, condition, label] = np.stack(scores, axis=1)
+        return samples
 
     @cached_property
     def pairs(self) -> list[tuple[str, str, Sequence[str]]]:
@@ -152,8 +167,10 @@ class Results:
             raise StudyError(f"--algo takes two different ones of {', '.join(known)}, but it is {' '.join(pair)}")
         pairs = [pair] if pair else list(combinations(known, 2))
         pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
-        panels = product(dict.fromkeys((env, of) for env, of, _ in self.groups), pairs)
-        return [(env, of, pair) for (env, of), pair in panels if all((env, of, label) in self.groups for label in pair)]
+        panels = product(dict.fromkeys((env, of) for env, of, _ in self.samples), pairs)
+        return [
+            (env, of, pair) for (env, of), pair in panels if all((env, of, label) in self.samples for label in pair)
+        ]
 
     def series(self, name: str, column: str) -> pd.DataFrame:
         """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
@@ -169,63 +186,40 @@ class Results:
 
     @cached_property
     def returns(self) -> pd.DataFrame:
-        table, x = pd.DataFrame(self.groups.keys(), columns=GROUP), [of.final_return for of in self.groups.values()]
-        table["runs"], table["final return"] = list(map(len, x)), list(map(statistics.bootstrap_mean, x))
-        table["±"], table[self.cvar] = [of.sem() for of in x], [statistics.bootstrap_cvar(of, self.kappa) for of in x]
-        table["rests on"] = [statistics.runs_behind_cvar(len(of), self.kappa) for of in x]
-        table["IQM"] = list(map(statistics.interquartile_mean, x))
-        table["lowest"], table["highest"] = [of.min() for of in x], [of.max() for of in x]
+        rows: list[dict[str, Any]] = []
+        for names, x in self.samples.items():
+            rows.append(dict(zip(GROUP, names, strict=True)) | {"runs": len(x)})
+            if x.ndim == 1:
+                rows[-1] |= {"final return": statistics.bootstrap_mean(x), "±": statistics.standard_error(x)}
+                rows[-1] |= {self.cvar: statistics.bootstrap_cvar(x, self.kappa), "lowest": x.min(), "highest": x.max()}
+                rows[-1] |= {"rests on": str(statistics.runs_behind_cvar(len(x), self.kappa))}
+            rows[-1] |= {"IQM": statistics.interquartile_mean(x)}
         last = self.last_evaluations("return").rename(columns={"mean": "last evaluation", "sem": "its ±"})
-        return table.join(last, on=GROUP)
+        return pd.DataFrame(rows).join(last, on=GROUP)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        table = pd.DataFrame([(env, of, " − ".join(pair)) for env, of, pair in self.pairs], columns=GROUP)
-        pairs = [[self.groups[env, of, label].final_return for label in pair] for env, of, pair in self.pairs]
-        table["runs"] = [f"{len(x)}, {len(y)}" for x, y in pairs]
-        table["of means"] = list(starmap(statistics.difference_of_means, pairs))
-        table[["Welch t", "p"]] = np.reshape(list(starmap(statistics.welch_test, pairs)), (-1, 2))
-        table[f"of {self.cvar}"] = [statistics.difference_of_cvars(x, y, self.kappa) for x, y in pairs]
-        table["probability of improvement"] = list(starmap(statistics.probability_of_improvement, pairs))
-        # a difference may also come from hyperparameters that both have
-        table["other settings"] = [joined(self._unlike(env, of, pair)) for env, of, pair in self.pairs]
-        return table
-
-    def _unlike(self, env: str, condition: str, pair: Sequence[str]) -> list[str]:
-        ours, theirs = (json.loads(self.groups[env, condition, x].hyperparameters.iloc[0]) for x in pair)
-        return [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+        rows: list[dict[str, Any]] = []
+        settings = self.compared.groupby(GROUP).hyperparameters.first()
+        for env, condition, pair in self.pairs:
+            x, y = (self.samples[env, condition, label] for label in pair)
+            rows.append({"env": env, "condition": condition, "label": " − ".join(pair), "runs": f"{len(x)}, {len(y)}"})
+            if x.ndim == 1:
+                rows[-1] |= {"of means": statistics.difference_of_means(x, y)}
+                rows[-1] |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
+                rows[-1] |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
+                # a difference may also come from hyperparameters that both have
+                ours, theirs = (json.loads(settings[env, condition, label]) for label in pair)
+                both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+                rows[-1] |= {"other settings": joined(both)}
+            rows[-1] |= {"probability of improvement": statistics.probability_of_improvement(x, y)}
+        return pd.DataFrame(rows)
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
         groups = self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio
         table = groups.agg(["size", "median"]).set_axis(["updates", "median KL ratio"], axis=1)
         for threshold in THRESHOLDS:
-            table[f"at least {threshold:g}"] = groups.agg(statistics.share_at_least, threshold)
+            table[f"at least {threshold:g}"] = groups.agg(lambda of, least=threshold: (of >= least).mean())
         table["mean proposed KL"] = self.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
         return table.reset_index()
-
-    @cached_property
-    def scores(self) -> dict[tuple[str, str], Array]:
-        """
-        :return: for each condition with several environments, and each label with the same number of runs in all of
-            them: final returns scaled from 0, the lowest in the environment, to 1, the highest (``n_runs x n_envs``)
-        """
-        by_env = self.compared.groupby("env").final_return
-        lowest, highest = by_env.transform("min"), by_env.transform("max")
-        runs = self.compared.assign(score=(self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0))
-        n_envs, scores = runs.groupby("condition").env.nunique(), {}
-        for (condition, label), of in runs.groupby(["condition", "label"], sort=False):
-            columns = [column for _, column in of.groupby("env").score]
-            if len(columns) == n_envs[condition] > 1 and len(set(map(len, columns))) == 1:
-                scores[condition, label] = np.stack(columns, axis=1)
-        return scores
-
-    @property
-    def over_environments(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """:return: IQM of the scores of each label, and probability of improvement of each pair"""
-        iqms = [(*names, statistics.interquartile_mean(of)) for names, of in self.scores.items()]
-        pairs = dict.fromkeys((of, pair) for _, of, pair in self.pairs if {(of, x) for x in pair} <= self.scores.keys())
-        scores = [[self.scores[of, x] for x in pair] for of, pair in pairs]
-        better = pd.DataFrame([(of, " > ".join(pair)) for of, pair in pairs], columns=GROUP[1:])
-        better["probability of improvement"] = list(starmap(statistics.probability_of_improvement, scores))
-        return pd.DataFrame(iqms, columns=[*GROUP[1:], "IQM of score"]), better
