@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,19 +23,18 @@ import sb3_uatrpo
 NOISE = "adversarial_noise"
 # What users call runs without a variant; failed runs have a folder of their own
 PLAIN, FAILED = "plain", "failed"
-# What RL Zoo's files may set besides arguments of the constructor, and the arguments that RL Zoo sets itself
+# What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
     "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "noise_std", "noise_type",
     "normalize", "vec_env_wrapper",
 }  # fmt: skip
-NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "stable_baselines3", "torch")
 # A longer range is a mistake in writing
 MAX_SEEDS = 100_000
 # What a study file may contain, and its types: YAML reads 1e6 as text
 STUDY_FILE: dict[str, Any] = {
-    "algorithms": list, "environments": list, "seeds": int | str | list, "n_timesteps": int | float | str, "noise": list,
-    "eval_freq": int, "n_eval_episodes": int, "variants": dict,
+    "algorithms": list, "environments": list, "seeds": int | str | list, "n_timesteps": int | float | str,
+    "noise": list, "eval_freq": int, "n_eval_episodes": int, "variants": dict,
 }  # fmt: skip
 
 
@@ -124,10 +123,9 @@ def plan(
     :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
     :param eval_freq: steps between deterministic evaluations, 0 for none
     :param n_eval_episodes: episodes of each evaluation
-    :param variants: for each name, as reports show it, and each algorithm: the hyperparameters that the variant changes
+    :param variants: for each name and algorithm, the hyperparameters that the variant changes
     :return: the runs, seed after seed, so that a study that was cut short is balanced
-    :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, a value is invalid, or
-        runs on one environment would have different numbers of steps
+    :raises StudyError: if something does not exist, a value is invalid, or runs on one environment have other lengths
     """
     from rl_zoo3.utils import ALGOS
 
@@ -142,21 +140,23 @@ def plan(
     every_algo = {algo for algo, _, _ in named}
     if unknown := sorted(every_algo - ALGOS.keys()):
         raise StudyError(f"unknown algorithm {unknown[0]!r}; RL Zoo knows {', '.join(sorted(ALGOS))}")
-    overrides = [(of, *split_assignment(text)) for of, text in _owned(params, ".", str.isidentifier, every_algo)]
-    # other colons belong to the path of a file
-    configs = _owned(conf_files, ":", ALGOS.__contains__, every_algo)
-    changed = {name for _, name, _ in overrides}.union(*(changes for _, _, changes in named))
-    if n_timesteps is not None and "n_timesteps" in changed:
-        raise StudyError(f"n_timesteps is given twice: for all runs ({n_timesteps}), and as a hyperparameter")
-    for name in changed.intersection(vary or {}):
-        raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
+
+    def own(algo: str, texts: Sequence[str], separator: str) -> list[str]:
+        others = tuple(f"{other}{separator}" for other in every_algo - {algo})
+        ours = [text for text in texts if not text.startswith(others)]
+        # those for one algorithm come last, and win
+        ours.sort(key=lambda text: text.startswith(f"{algo}{separator}"))
+        return [text.removeprefix(f"{algo}{separator}") for text in ours]
+
     kinds = []
-    for env_id, (algo, name, changes), (condition, values) in itertools.product(
-        env_ids, named, _conditions(vary or {}).items()
-    ):
-        own = {option: value for of, option, value in overrides if of in ("", algo)} | changes
-        config = next((text for of, text in reversed(configs) if of in ("", algo)), None)
-        settings = _hyperparameters(algo, env_id, own, config, values)
+    varied = _conditions(vary or {}).items()
+    for env_id, (algo, name, changes), (condition, values) in itertools.product(env_ids, named, varied):
+        overrides = dict(map(split_assignment, own(algo, params, "."))) | changes
+        settings = _hyperparameters(algo, env_id, overrides, own(algo, conf_files, ":"), values)
+        if n_timesteps is not None and "n_timesteps" in overrides:
+            raise StudyError(f"n_timesteps is given twice: for all runs ({n_timesteps}), and as a hyperparameter")
+        if twice := overrides.keys() & values.keys():
+            raise StudyError(f"{twice.pop()} is both overridden and varied: the names of the variants would be wrong")
         configured = settings.pop("n_timesteps", None)
         steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
         kinds.append((algo, env_id, ",".join(filter(None, [name, condition])), steps, settings))
@@ -225,7 +225,7 @@ def register_environment(env_id: str) -> str:
 
 
 def split_assignment(text: str) -> tuple[str, Any]:
-    """:return: the name and the value of ``name:value``: a Python literal, a word of YAML, or text, which may be code"""
+    """:return: the name and the value of ``name:value``: a Python literal, a word of YAML, or text such as code"""
     name, _, value = text.partition(":")
     if not name or not value:
         raise StudyError(f"a hyperparameter must be written name:value, but it is {text!r}")
@@ -234,24 +234,10 @@ def split_assignment(text: str) -> tuple[str, Any]:
     return name, {"true": True, "false": False, "null": None, "none": None}.get(value.strip().lower(), value)
 
 
-def _owned(
-    texts: Sequence[str], separator: str, is_algorithm: Callable[[str], bool], algos: Iterable[str]
-) -> list[tuple[str, str]]:
-    """The texts, each with the algorithm before the separator; those for all algorithms first, with none."""
-    owned = []
-    for text in texts:
-        algo, _, rest = text.partition(separator)
-        is_owned = bool(rest) and is_algorithm(algo)
-        if is_owned and algo not in algos:
-            raise StudyError(f"{text} is for {algo!r}, which is not in the study")
-        owned.append((algo, rest) if is_owned else ("", text))
-    return sorted(owned, key=lambda of: bool(of[0]))
-
-
 def _hyperparameters(
-    algo: str, env_id: str, overrides: dict[str, Any], config: str | None, varied: dict[str, Any]
+    algo: str, env_id: str, overrides: dict[str, Any], configs: list[str], varied: dict[str, Any]
 ) -> dict[str, Any]:
-    """The entry of the hyperparameter file, as ``python -m rl_zoo3.train`` would find it, with the varied values."""
+    """The entry of the last hyperparameter file, as RL Zoo's ``train`` would find it, with the varied values."""
     import gymnasium as gym
     from rl_zoo3.exp_manager import ExperimentManager
     from rl_zoo3.utils import ALGOS
@@ -260,14 +246,14 @@ def _hyperparameters(
         name = register_environment(env_id)
         if name not in gym.registry or env_id.startswith(":"):
             raise ValueError("Gymnasium does not know it; module:name imports the module that registers it")
-    with _errors_of(f"hyperparameters of {algo} on {env_id}{f' in {config}' * bool(config)}"):
-        options: dict[str, Any] = {"hyperparams": overrides, "config": config}
+    with _errors_of(f"hyperparameters of {algo} on {env_id}{f' in {configs[-1]}' if configs else ''}"):
+        options: dict[str, Any] = {"hyperparams": overrides, "config": configs[-1] if configs else None}
         with redirect_stdout(io.StringIO()):
             manager = ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options)
             found = {**manager.read_hyperparameters()[1], **varied}
         # without noise it is the algorithm itself, even if a file sets some
         settings = {key: value for key, value in found.items() if key != NOISE or varied.get(NOISE) != 0}
-        known = (set(inspect.signature(ALGOS[algo]).parameters) | ZOO_HYPERPARAMETERS) - NOT_HYPERPARAMETERS
+        known = {*inspect.signature(ALGOS[algo]).parameters, *ZOO_HYPERPARAMETERS} - {"self", "env", "seed"}
         if unknown := sorted((settings.keys() - {"n_timesteps"} | varied.keys()) - known):
             raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
         if algo == "ars" and settings.get("n_envs", 1) != 1:
