@@ -31,8 +31,6 @@ from sb3_uatrpo.study.plan import FAILED, Run, StudyError, refuse_unequal_length
 CALLBACK = f"{StudyCallback.__module__}.{StudyCallback.__qualname__}"
 # A run's specification, what a failed one has printed, and in a study's folder, what is not done yet
 RUN, ERROR, UNFINISHED = "run.json", "error.txt", ".unfinished"
-# Endings of the files of a trained model
-MODEL = (".zip", ".pkl")
 # Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # Enough to keep a cluster busy; how often Ray starts a lost run again; seconds until a cluster must answer
@@ -64,19 +62,17 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
         callbacks = [CALLBACK, *(callbacks if isinstance(callbacks, list) else [callbacks])]
         settings = {**run.hyperparameters, "n_timesteps": run.n_timesteps, "callback": callbacks}
         (root / "settings.yml").write_text(yaml.safe_dump({env: settings}))
-        words: list[Any] = [
-            sys.executable,
-            "-m",
-            "sb3_uatrpo.zoo",
-            "train",
-            "--algo",
-            run.algo,
-            "--env",
-            env,
+        words: list[Any] = [sys.executable, "-m", "sb3_uatrpo.zoo", "train", "--algo", run.algo, "--env", env]
+        words += [
             "-f",
             root,
+            "--seed",
+            run.seed,
+            "--conf-file",
+            root / "settings.yml",
+            "--eval-freq",
+            run.eval_freq or -1,
         ]
-        words += ["--seed", run.seed, "--conf-file", root / "settings.yml", "--eval-freq", run.eval_freq or -1]
         words += ["--eval-episodes", run.n_eval_episodes, "--device", "cpu", "--num-threads", 1, "--verbose", 0]
         words += ["--gym-packages", module] if module else []
         if kwargs := run.hyperparameters.get("env_kwargs"):
@@ -99,10 +95,10 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
         code, printed = process.returncode, (root / "output.txt").read_text(errors="replace")
         if code < 0:
             raise Lost(f"{printed}\nthe run's process was killed by {signal.Signals(-code).name}")
-        paths = [path for path in logs.rglob("*") if path.is_file() and (save_model or path.suffix not in MODEL)]
-        return {path.relative_to(logs).as_posix(): path.read_bytes() for path in paths}, (
-            printed.strip() or f"exit code {code}"
-        ) if code else ""
+        unwanted = () if save_model else (".zip", ".pkl")
+        paths = [path for path in logs.rglob("*") if path.is_file() and path.suffix not in unwanted]
+        files = {path.relative_to(logs).as_posix(): path.read_bytes() for path in paths}
+        return files, (printed.strip() or f"exit code {code}") if code else ""
 
 
 def run_study(
@@ -136,29 +132,30 @@ def run_study(
         raise StudyError(f"another process is at work in {root}: a study has one at a time") from error
     with lock:
         shutil.rmtree(root / UNFINISHED, ignore_errors=True)
+        (root / UNFINISHED).mkdir()
         for run in runs if retry_failed else ():
             shutil.rmtree(root / FAILED / run.path, ignore_errors=True)
         there = {run.path: place for run in runs if (place := _place_of(run, root))}
-        lengths = [_specification(path.parent) for path in root.glob(f"*/*/*/{RUN}")] + list(map(asdict, runs))
+        known = [_specification(path.parent) for path in root.glob(f"*/*/*/{RUN}")] + list(map(asdict, runs))
         remedy = f"use another folder than {root}, or delete its runs of the other length"
-        refuse_unequal_lengths([(of["env"], of["algo"], of["n_timesteps"]) for of in lengths], remedy)
+        refuse_unequal_lengths([(of["env"], of["algo"], of["n_timesteps"]) for of in known], remedy)
         missing = [run for run in runs if run.path not in there]
         if there:
             print(f"{len(there)} of {len(runs)} runs are there already", file=sys.stderr)
         if missing and all(run.eval_freq > run.n_timesteps for run in missing):
             print("no evaluations: the runs are shorter than the interval between evaluations", file=sys.stderr)
-        (root / UNFINISHED).mkdir()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        n_jobs = jobs or (MAX_SUBMITTED if ray_address else cores)
-        results = _on_ray(missing, n_jobs, ray_address, save_models) if ray_address else None
-        results = results or _here(missing, n_jobs, save_models, root / UNFINISHED)
+        results = (
+            _on_ray(missing, jobs or MAX_SUBMITTED, ray_address, save_models)
+            if ray_address
+            else _here(missing, jobs, save_models, root / UNFINISHED)
+        )
         # no bar is drawn if the output is not a terminal
         with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
             for run, (files, printed) in results:
                 there[run.path] = _keep(run, files, printed, root)
                 bar.write(f"{'failed' if printed else 'done'}: {run}", file=sys.stderr)
-                n_failed = sum((place / ERROR).exists() for place in there.values())
-                bar.set_postfix(running=min(n_jobs, len(runs) - len(there)), failed=n_failed)
+                failed = [place for place in there.values() if (place / ERROR).exists()]
+                bar.set_postfix(running=min(jobs or os.cpu_count() or 1, len(runs) - len(there)), failed=len(failed))
                 bar.update()
         shutil.rmtree(root / UNFINISHED)
     return [(run, there[run.path] / ERROR) for run in runs if (there[run.path] / ERROR).exists()]
@@ -192,33 +189,32 @@ def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
     return temporary.rename(place)
 
 
-def _here(runs: Sequence[Run], jobs: int, save_models: bool, folder: Path) -> Generator[tuple[Run, Ended], None, None]:
+def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Generator[tuple[Run, Ended], None, None]:
     stop = Event()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # threads only wait for their process; what is killed takes no other with it
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(train, run, save_models, folder, stop): run for run in runs}
+    with ThreadPoolExecutor(jobs or cores) as pool:
+        futures = {pool.submit(train, run, save, folder, stop): run for run in runs}
         try:
             for future in as_completed(list(futures)):
-                try:
-                    yield futures[future], future.result()
-                except Lost as error:
-                    yield futures[future], ({}, str(error))
                 # or all models would stay in memory
-                del futures[future]
+                run = futures.pop(future)
+                try:
+                    yield run, future.result()
+                except Lost as error:
+                    yield run, ({}, str(error))
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
 
-def _on_ray(
-    runs: Sequence[Run], jobs: int, address: str, save_models: bool
-) -> Generator[tuple[Run, Ended], None, None]:
+def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Generator[tuple[Run, Ended], None, None]:
     ray = _connect(address)
     try:
         # it starts again with another process if its own, or its machine, is lost
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[Lost])(train)
         waiting, pending = iter(runs), dict[Any, Run]()
-        while pending := pending | {task.remote(run, save_models): run for run in islice(waiting, jobs - len(pending))}:
+        while pending := pending | {task.remote(run, save): run for run in islice(waiting, jobs - len(pending))}:
             (ready,), _ = ray.wait(list(pending))
             run = pending.pop(ready)
             try:
@@ -231,19 +227,17 @@ def _on_ray(
 
 
 def _connect(address: str) -> Any:
+    """:return: Ray, connected; it would try for minutes to reach an address at which nobody answers"""
     try:
         import ray
-    except ImportError as error:
-        raise StudyError('--ray needs Ray: run pip install ".[study,ray]" in a clone of sb3_uatrpo') from error
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address != "auto":
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    # whatever is wrong with the address, or at it
+    # Ray is missing, or whatever is wrong with the address, or at it
     except Exception as error:
-        raise StudyError(
-            f"no Ray cluster answers at {address} (host:port, or auto): {' '.join(str(error).split())}"
-        ) from error
+        reason = f"no Ray cluster answers at {address} (host:port, or auto): {' '.join(str(error).split())}"
+        raise StudyError(reason) from error
     return ray
