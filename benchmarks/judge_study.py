@@ -31,7 +31,6 @@ from sb3_uatrpo.study.statistics import (
     bootstrap_cvar,
     difference_of_cvars,
     difference_of_means,
-    share_at_least,
     standard_error,
     welch_test,
 )
@@ -104,7 +103,9 @@ def overview(study: Study, groups: Mapping[tuple[str, str], pd.DataFrame]) -> st
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
                 "final returns, worst first": ", ".join(f"{value:,.0f}" for value in sorted(returns)),
                 "median KL ratio": of_updates(study, runs, "kl_ratio", np.median, ".2f"),
-                "KL ratio ≥ 2": of_updates(study, runs, "kl_ratio", lambda ratios: share_at_least(ratios, 2.0), ".1%"),
+                "KL ratio ≥ 2": of_updates(
+                    study, runs, "kl_ratio", lambda ratios: float(np.mean(ratios >= 2.0)), ".1%"
+                ),
                 "mean KL proposed": of_updates(study, runs, "kl_proposed", np.mean, ".4f"),
                 "mean KL taken": of_updates(study, runs, "kl_divergence_loss", np.mean, ".4f"),
                 "shortened or rejected": of_updates(

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,8 @@ class StudyCallback(BaseCallback):
         self.seen: Any = None
         self.of_a_study = OF_A_STUDY in os.environ
         if self.of_a_study:
-            threading.Thread(target=_end_with_the_study, daemon=True).start()
+            # the study never writes, so there is an end of file or nothing. Not sys.stdin: it would be locked at exit.
+            threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
 
     def _on_training_start(self) -> None:
         self.started, self.folder = time.time(), Path(self.logger.dir or ".")
@@ -75,10 +75,12 @@ class StudyCallback(BaseCallback):
             self._keep_update()
 
     def _keep_update(self) -> None:
-        logged = {k[6:]: _number(v) for k, v in self.logger.name_to_value.items() if k.startswith("train/")}
+        logged = {k[6:]: v for k, v in self.logger.name_to_value.items() if k.startswith("train/") and np.size(v) == 1}
         if logged.get("n_updates") not in (None, self.seen):
             self.seen = logged["n_updates"]
-            kept = {name: value for name, value in logged.items() if isinstance(value, int | float | str)}
+            # not figures
+            values = {name: np.asarray(value).item() for name, value in logged.items()}
+            kept = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
             self.updates.append({"step": self.num_timesteps, **kept})
 
     def _on_training_end(self) -> None:
@@ -110,8 +112,8 @@ class StudyCallback(BaseCallback):
         for i, (returns, lengths, n_steps, under_way) in enumerate(seen):
             if self.of_a_study and n_steps > sum(lengths) + len(under_way):
                 raise RuntimeError(
-                    "a wrapper around Monitor ended episodes that Monitor does not report: end them by a wrapper within "
-                    "Monitor, or by max_episode_steps"
+                    "a wrapper around Monitor ended episodes that Monitor does not report: end them by a wrapper "
+                    "within Monitor, or by max_episode_steps"
                 )
             ends = self.ends[i]
             if len(ends) != len(returns):
@@ -123,25 +125,12 @@ class StudyCallback(BaseCallback):
         return sorted(episodes, key=lambda episode: episode["step"])
 
 
-def _end_with_the_study() -> None:
-    # the study never writes. Not sys.stdin: it would be locked at exit.
-    os.read(0, 1)
-    os._exit(1)
-
-
 def _keep_success(evaluation: EvalCallback, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
     if locals_["done"]:
         evaluation._is_success_buffer.append(_success(locals_["info"]))  # type: ignore[arg-type]
 
 
 def _success(info: dict[str, Any]) -> float:
-    """``info["is_success"]`` as a number, NaN where it is missing: tasks report it as a flag, or as an array of one."""
+    # tasks report it as a flag, or as an array of one
     is_success = info.get("is_success")
     return np.nan if is_success is None else float(np.mean(is_success))
-
-
-def _number(value: Any) -> Any:
-    """A NumPy or torch scalar as a Python number; anything else, such as figures and arrays, unchanged."""
-    with suppress(AttributeError, RuntimeError, ValueError):
-        return value.item()
-    return value

@@ -45,15 +45,9 @@ class StudyError(Exception):
 @dataclass(frozen=True)
 class Run:
     """
-    One run of RL Zoo.
+    One run of RL Zoo, whose names its fields have. Steps are those of all environments of the run.
 
-    :param algo: name that RL Zoo knows
-    :param env: Gymnasium's name of the environment, or ``module:name``
-    :param seed: at least 0
     :param variant: a name without ``=``, or varied values such as ``"noise=1"``, or both; ``""`` if there are none
-    :param n_timesteps: steps to learn for, over all environments of the run
-    :param eval_freq: steps between deterministic evaluations, over all environments of the run; 0 for none
-    :param n_eval_episodes: episodes of each evaluation
     :param hyperparameters: as in RL Zoo's YAML files, with all overrides, without ``n_timesteps``; JSON values
     """
 
@@ -114,15 +108,9 @@ def plan(
     """
     All runs of a study: algorithms and their named variants × environments × seeds × varied hyperparameters.
 
-    :param algos: names that RL Zoo knows
-    :param env_ids: Gymnasium's names; ``module:name`` first imports the module that registers the environment
-    :param seeds: seeds, and ranges such as ``"0-49"``
-    :param n_timesteps: steps of each run, ``None`` for the number in the hyperparameter file
-    :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
+    The arguments are written as the options of the command line (``docs/study.md``), except for these:
+
     :param vary: values to try, by name of the hyperparameter. The value 0 of ``adversarial_noise`` means none.
-    :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
-    :param eval_freq: steps between deterministic evaluations, 0 for none
-    :param n_eval_episodes: episodes of each evaluation
     :param variants: for each name and algorithm, the hyperparameters that the variant changes
     :return: the runs, seed after seed, so that a study that was cut short is balanced
     :raises StudyError: if something does not exist, a value is invalid, or runs on one environment have other lengths
@@ -181,11 +169,7 @@ def refuse_unequal_lengths(runs: Iterable[tuple[str, str, int]], remedy: str) ->
 
 
 def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """
-    :return: arguments of ``plan`` by name, from a YAML file with ``algorithms``, ``environments``, ``seeds``,
-        ``n_timesteps``, ``noise``, ``eval_freq``, ``n_eval_episodes`` and ``variants``, all optional
-    :raises StudyError: naming the file, if it cannot be read or has other content
-    """
+    """:return: arguments of ``plan``, from a YAML file with some of ``STUDY_FILE``"""
     import yaml
 
     with _errors_of(path):
@@ -278,18 +262,15 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
-        shown = {name: value for name, value in condition.items() if name != NOISE or value != 0}
-        named = [f"{name.removeprefix('adversarial_')}={_short(value)}" for name, value in shown.items()]
+        shown = []
+        for name, value in condition.items():
+            text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+            # commas without a space separate the values of a variant
+            text = f"{name.removeprefix('adversarial_')}=" + re.sub(r",(?! )", ", ", text)
+            shown += [text] if (name, value) != (NOISE, 0) else []
         # 1 and 1.0 have one name, and are one value
-        conditions.setdefault(",".join(named), condition)
+        conditions.setdefault(",".join(shown), condition)
     return conditions
-
-
-def _short(value: Any) -> str:
-    """A value in the name of a variant. Commas without a space separate the values of a variant."""
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return re.sub(r",(?! )", ", ", str(value))
 
 
 def _whole(steps: Any, of: str) -> int:

@@ -50,12 +50,12 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
     labels, samples, differences = in_order(results.compared.label), results.samples, results.differences
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
     ratios["part"] = np.ceil(ratios.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
-    cvars = {names: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for names, x in samples.items() if x.ndim == 1}
-    limits = {env: [x for (of, *_), x in samples.items() if of == env] for env, *_ in samples}
-    taus = {env: np.linspace(min(map(np.min, of)), max(map(np.max, of)), 101) for env, of in limits.items()}
-    profiles = {
-        names: _band(taus[names[0]], statistics.performance_profile(x, taus[names[0]])) for names, x in samples.items()
-    }
+    cvars = {of: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for of, x in samples.items() if x.ndim == 1}
+    profiles = {}
+    for names, x in samples.items():
+        every = np.concatenate([other.ravel() for (env, *_), other in samples.items() if env == names[0]])
+        taus = np.linspace(every.min(), every.max(), 101)
+        profiles[names] = _band(taus, statistics.performance_profile(x, taus))
     with matplotlib.rc_context(STYLE):
         save("learning_curves", lines(curves, _mean_and_error, STEPS, "training return"))
         evaluations = results.series("evaluations", "return")
@@ -78,11 +78,9 @@ def _facets(table: pd.DataFrame, draw: Callable[..., None], labels: list[str], *
     look = {"hue": "label", "hue_order": labels, "palette": sns.color_palette("colorblind", len(labels))}
     look |= {"col": "panel", "col_wrap": n if table.condition.any() else {1: 1, 2: 2, 4: 2}.get(n, 3)}
     look |= {"sharex": False, "sharey": False, "despine": False, "height": 2.7, "aspect": 1.35}
-    return sns.FacetGrid(table, **{**look, **options}).map_dataframe(draw).set_titles("{col_name}")
-
-
-def _with_legend(grid: sns.FacetGrid) -> sns.FacetGrid:
-    sns.move_legend(grid.add_legend(title=""), "lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+    grid = sns.FacetGrid(table, **{**look, **options}).map_dataframe(draw).set_titles("{col_name}")
+    if labels:
+        sns.move_legend(grid.add_legend(title=""), "lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
     return grid
 
 
@@ -107,7 +105,7 @@ def _lines(
     for ax in grid.axes.flat if xlabel == STEPS else ():
         ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return _with_legend(grid)
+    return grid
 
 
 def _band(x: Any, estimate: Estimate) -> pd.DataFrame:
@@ -140,7 +138,7 @@ def _histograms(labels: list[str], ratios: pd.DataFrame) -> sns.FacetGrid | None
     if ratios.empty:
         return None
     xlabel = f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})"
-    return _with_legend(_facets(ratios, draw, labels).set_axis_labels(xlabel, "share of updates"))
+    return _facets(ratios, draw, labels).set_axis_labels(xlabel, "share of updates")
 
 
 def _forest(table: pd.DataFrame, column: str, reference: float | None = None) -> sns.FacetGrid | None:

@@ -47,10 +47,9 @@ def report(
     Write ``report.md`` and its pictures, as PNG and SVG.
 
     :param folders: what ``read_study`` reads
-    :param output: where to write; created if missing
     :param algorithms: two labels to compare, as in ``Results``
-    :param kappa: share of worst runs in tables and over training, in (0, 1]
-    :param variants: the variants to show, ``"plain"`` for runs without varied values; all by default
+    :param kappa: share of worst runs in a CVaR, in (0, 1]
+    :param variants: the conditions to show, as in ``tabulate``
     :return: the report's path
     :raises StudyError: if there is no finished run, runs must not be averaged, or an argument is invalid
     """
@@ -77,7 +76,8 @@ def report(
 def _tables(results: Results) -> Iterator[str]:
     runs, left_out = results.study.runs, results.study.left_out
     failed = runs[runs.error != ""]
-    yield f"{len(runs) - len(failed)} runs done, {len(failed)} failed, {len(left_out)} left out because of damaged files."
+    n_done = len(runs) - len(failed)
+    yield f"{n_done} runs done, {len(failed)} failed, {len(left_out)} left out because of damaged files."
     groups = runs.assign(done=runs.error == "", failed=runs.error != "").groupby(GROUP, sort=False)
     table = groups.agg({"done": "sum", "failed": "sum", "n_timesteps": "first", "seed": _seeds, "seconds": "sum"})
     table["seconds"] /= 3600

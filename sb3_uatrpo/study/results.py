@@ -37,10 +37,9 @@ def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
     for a single algorithm become part of its *label*, so that its versions are compared with each other too.
 
     :param conditions: the conditions to keep, ``"plain"`` for runs without varied values; all by default
-    :return: the study with its runs in the order of a report, with the columns ``condition``, ``label``, and
-        ``final_return`` and ``final_success``, a share of episodes, both NaN where unknown
-    :raises StudyError: if finished runs differ in hyperparameters within a label and condition, or in numbers of steps
-        within an environment; or if one of ``conditions`` does not exist
+    :return: the study, whose runs have ``condition``, ``label``, and ``final_return`` and ``final_success``, a share of
+        episodes, both NaN where unknown
+    :raises StudyError: if runs that would be averaged have other settings, or runs on one environment other lengths
     """
     runs = study.runs.assign(**_names(study.runs), final_return=math.nan, final_success=math.nan)
     shown = runs.condition.replace("", PLAIN)
@@ -121,11 +120,9 @@ def learning_curves(study: Study) -> pd.DataFrame:
 @dataclass(frozen=True)
 class Results:
     """
-    What a report shows. Its tables have a row for each environment, condition and label, or pair of labels.
+    What a report shows, of a study of ``tabulate``. Tables have a row for each environment, condition and label(s).
 
-    :param study: a study of ``tabulate``
     :param pair: two labels to compare; by default, each ``uatrpo`` with every other label, or all pairs
-    :param kappa: share of worst runs in a CVaR
     """
 
     study: Study

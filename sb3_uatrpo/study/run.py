@@ -48,7 +48,6 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
     """
     Train once, in a fresh process of one thread, with RL Zoo's command. The same run has the same numbers.
 
-    :param save_model: whether to return the trained model too
     :param folder: where the run has its temporary folder; by default, in the system's
     :param stop: ends the run when it is set
     :return: the contents of its files by relative path, and what it printed if it has failed
@@ -112,12 +111,9 @@ def run_study(
     """
     Carry out all runs that are not in the folder yet.
 
-    :param runs: the runs of the study
     :param folder: the study's folder, created if missing; it is locked meanwhile
     :param jobs: maximum number of runs at a time; by default, one per core, or as many as the Ray cluster takes
     :param ray_address: ``host:port`` of a Ray cluster, or ``auto``; this machine has to be one of its nodes
-    :param save_models: whether to keep the trained models
-    :param retry_failed: whether to repeat runs that have failed
     :return: the runs that have failed, each with the file of what it printed
     :raises StudyError: if another process is at work in the folder, it has runs of the same name with other settings or
         of another length, or no Ray cluster answers
@@ -142,13 +138,8 @@ def run_study(
         missing = [run for run in runs if run.path not in there]
         if there:
             print(f"{len(there)} of {len(runs)} runs are there already", file=sys.stderr)
-        if missing and all(run.eval_freq > run.n_timesteps for run in missing):
-            print("no evaluations: the runs are shorter than the interval between evaluations", file=sys.stderr)
-        results = (
-            _on_ray(missing, jobs or MAX_SUBMITTED, ray_address, save_models)
-            if ray_address
-            else _here(missing, jobs, save_models, root / UNFINISHED)
-        )
+        on_ray = _on_ray(missing, jobs or MAX_SUBMITTED, ray_address, save_models) if ray_address else None
+        results = on_ray or _here(missing, jobs, save_models, root / UNFINISHED)
         # no bar is drawn if the output is not a terminal
         with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
             for run, (files, printed) in results:
@@ -209,7 +200,19 @@ def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Ge
 
 
 def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Generator[tuple[Run, Ended], None, None]:
-    ray = _connect(address)
+    try:
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            # Ray would try for minutes to reach an address at which nobody answers
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    # Ray is missing, or something is wrong with the address, or at it
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise StudyError(f"no Ray cluster answers at {address} (host:port, or auto): {reason}") from error
     try:
         # it starts again with another process if its own, or its machine, is lost
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[Lost])(train)
@@ -224,20 +227,3 @@ def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Generat
     finally:
         # the cluster stays as it is; the tasks of this process end, and their runs with them
         ray.shutdown()
-
-
-def _connect(address: str) -> Any:
-    """:return: Ray, connected; it would try for minutes to reach an address at which nobody answers"""
-    try:
-        import ray
-
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if address != "auto":
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    # Ray is missing, or whatever is wrong with the address, or at it
-    except Exception as error:
-        reason = f"no Ray cluster answers at {address} (host:port, or auto): {' '.join(str(error).split())}"
-        raise StudyError(reason) from error
-    return ray

@@ -1,9 +1,4 @@
-"""
-The four tidy tables of many runs, from studies, RL Zoo's log folders, saved tables and records of version 0.1.
-
-A run of a study is a folder of RL Zoo's with ``run.json`` and, from ``StudyCallback``, ``episodes.csv.gz``,
-``updates.csv.gz`` and ``ended.json``; if it failed, with ``error.txt``. RL Zoo alone writes no updates.
-"""
+"""The four tidy tables of many runs, from studies, RL Zoo's log folders, saved tables and records of version 0.1."""
 
 import io
 import json
@@ -79,10 +74,6 @@ def read_study(*folders: str | os.PathLike[str]) -> Study:
 
 
 def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
-    """
-    :return: the tables of the parts, each run once
-    :raises StudyError: if two finished ones are the same run with different episodes
-    """
     kept: dict[str, Part] = {}
     for part in parts:
         key = json.dumps([part[0][name] for name in TEXTS + COUNTS])
@@ -105,10 +96,7 @@ def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
 
 
 def series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
-    """
-    :return: the table of the name in ``SERIES`` with the columns, one of which is ``step``
-    :raises ValueError: if a step or a number cannot be one; updates may log anything, but for the KL divergence
-    """
+    """:return: the table; ValueError if a number cannot be one. Updates may log anything, but for the KL divergence."""
     table = pd.DataFrame(dict(zip(columns, map(np.asarray, columns.values()), strict=True)))
     numbers = [of for of in table.columns if name != "updates" or of in ("step", "kl_ratio", "kl_proposed")]
     for column in numbers if len(table) else ():

@@ -530,12 +530,6 @@ def test_options_take_several_values():
     assert options.retry_failed
 
 
-def test_runs_that_are_too_short_for_an_evaluation_are_announced(tmp_path, capsys):
-    runs = [quick("ppo", "CartPole-v1", "n_steps:50", "n_envs:1", "batch_size:50", n_timesteps=50, eval_freq=25_000)]
-    run_study(runs, tmp_path)
-    assert "no evaluations: the runs are shorter" in capsys.readouterr().err
-
-
 def test_imports_are_light():
     code = "import sys, sb3_uatrpo.study; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
