@@ -18,11 +18,7 @@ NAMES = {"timesteps": "step", "returns": "return", "lengths": "length"}
 
 
 def read_records(folder: str | os.PathLike[str]) -> Study:
-    """
-    :param folder: a folder of records, such as ``benchmarks/results/paper/records``
-    :return: their tables; files that are not a record are in ``left_out``
-    :raises StudyError: if there is no such folder, or a run is there twice with different episodes
-    """
+    """:return: the tables of a folder of records, such as ``benchmarks/results/paper/records``"""
     if not Path(folder).is_dir():
         raise StudyError(f"{folder}: no such folder")
     return collect(*read_parts(Path(folder)))

@@ -1,5 +1,6 @@
 """Pictures of a report: tidy tables in seaborn's facets, a panel per environment and condition, a colour per label."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
         save("probability_of_improvement", _forest(differences, "probability of improvement", 0.5))
         save("kl_ratio", _histograms(labels, ratios))
         save("kl_ratio_over_training", lines(ratios, _quartiles, STEPS, "actual / estimated KL"))
-        save("interquartile_means", _forest(results.returns, "IQM"))
+        save("interquartile_means", _forest(results.returns, "IQM", math.nan))
         save("performance_profiles", _lines(labels, profiles, "τ", "share of runs above τ"))
     return drawn
 
@@ -87,10 +88,7 @@ def _facets(table: pd.DataFrame, draw: Callable[..., None], labels: list[str], *
 def _lines(
     labels: list[str], parts: dict[tuple[str, str, str], pd.DataFrame], xlabel: str, ylabel: str
 ) -> sns.FacetGrid | None:
-    """
-    Lines and bands of tables with the fields of ``Estimate``, by x. Further columns are single runs, drawn as thin
-    lines.
-    """
+    """Lines and bands of tables with the fields of ``Estimate``, by x. Further columns are single runs, thin lines."""
 
     def draw(data: pd.DataFrame, color: Any, label: str) -> None:
         # few points, such as those of evaluations, are marked: a single one would be invisible otherwise
@@ -132,29 +130,28 @@ def _histograms(labels: list[str], ratios: pd.DataFrame) -> sns.FacetGrid | None
         counts, edges = np.histogram(data.kl_ratio.clip(0, LARGEST_RATIO), 50, (0, LARGEST_RATIO))
         plt.stairs(counts / len(data), edges, fill=True, color=color, alpha=0.4, label=label)
         shares = ", ".join(f"{np.mean(data.kl_ratio >= threshold):.0%} ≥ {threshold:g}" for threshold in THRESHOLDS)
-        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
-        plt.annotate(shares, (1, 1), (-4, -4 - 10 * labels.index(label)), fontsize=8, color=color, **place)
+        plt.text(
+            1, 1 - 0.08 * labels.index(label), shares, color=color, ha="right", va="top", transform=plt.gca().transAxes
+        )
 
-    if ratios.empty:
-        return None
-    xlabel = f"actual / estimated KL (≥ {LARGEST_RATIO:g} at {LARGEST_RATIO:g})"
-    return _facets(ratios, draw, labels).set_axis_labels(xlabel, "share of updates")
+    grid = _facets(ratios, draw, labels) if len(ratios) else None
+    return grid and grid.set_axis_labels(f"actual / estimated KL (≥ {LARGEST_RATIO:g} at the end)", "share of updates")
 
 
-def _forest(table: pd.DataFrame, column: str, reference: float | None = None) -> sns.FacetGrid | None:
-    """Estimates as points with their intervals, one above the other."""
+def _forest(table: pd.DataFrame, column: str, reference: float) -> sns.FacetGrid | None:
+    """Estimates as points with their intervals, one above the other, and a line at ``reference``."""
 
     def draw(data: pd.DataFrame, color: Any, label: str = "") -> None:
         value, low, high = np.array(data[column].tolist()).T
-        plt.hlines(data.label, low, high, color="0.65", linewidth=5)
-        plt.plot(value, data.label, "o", color="0.2", markersize=5)
+        plt.errorbar(
+            value, data.label, xerr=[value - low, high - value], fmt="o", color="0.2", ecolor="0.6", elinewidth=4
+        )
+        plt.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
         plt.ylim(len(data) - 0.5, -0.5)
-        if reference is not None:
-            plt.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
 
     if table.empty:
         return None
     table = table.dropna(subset=column)
     height = 0.9 + 0.25 * table.groupby(GROUP[:2]).size().max()
-    options = {"hue": None, "height": height, "aspect": (2.5 + 0.06 * max(map(len, table.label))) / height}
-    return _facets(table, draw, [], **options).set_axis_labels(column, "")
+    aspect = (2.5 + 0.06 * max(map(len, table.label))) / height
+    return _facets(table, draw, [], hue=None, height=height, aspect=aspect).set_axis_labels(column, "")

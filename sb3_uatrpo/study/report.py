@@ -1,6 +1,5 @@
 """The report of a study: a Markdown page with tables and pictures."""
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -20,19 +19,16 @@ FEW = 5
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
   its steps; if none did, of those that ended last. Learning curves have such a mean at every step.
-- *κ-CVaR*: mean of the worst share κ of the runs, which rests on that many runs; one of them may count in part.
+- *κ-CVaR*: mean of the worst share κ of the runs, which *rests on* that many runs; one of them may count in part.
 - *Intervals*, in parentheses: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples,
-  {N_RESAMPLES_OVER_TRAINING:,} over training; left out if all resamples agree. With few runs they are too narrow, above
-  all those of a CVaR. ± is the standard error of the mean.
-- *Welch*: two-sided t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
+  {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs they are too narrow. ± is the standard error of the mean.
+- *Welch*: t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
 - *Probability of improvement*: how often a run of the first algorithm ends above one of the second; a tie counts half.
-- *KL ratio*: actual KL divergence of a proposed step (before the line search) over the estimated one, of all updates.
-- *Score*: final return scaled from 0, the lowest of all runs shown in an environment, of every variant, to 1, the
-  highest; for algorithms with the same number of runs in every environment.
-- *Success*: share of the episodes that report `is_success`, among those of the final return.
-- Pictures show means with standard errors, with single runs as thin lines; otherwise intervals, or for the KL ratio
-  over training, in each fiftieth, median and quartiles."""
+- *KL ratio*: actual KL divergence of a proposed step over the estimated one; in pictures, with median and quartiles.
+- *Score*: final return scaled from 0, the lowest of all runs shown in an environment, to 1, the highest; for algorithms
+  with the same number of runs in every environment.
+- *Success*: share of the episodes that report `is_success`, among those of the final return."""
 HEADER = {"env": "environment", "condition": "variant", "label": "algorithm"}
 
 
@@ -84,17 +80,10 @@ def _tables(results: Results) -> Iterator[str]:
     yield "## Runs"
     yield _table(table.rename(columns={"n_timesteps": "steps", "seed": "seeds", "seconds": "hours"}).reset_index())
     without = runs[(runs.error == "") & runs.final_return.isna()]
-    for title, lines in (
-        ("Failed", [f"{_name(run)}: `{run.error.strip().splitlines()[-1]:.200}`" for run in failed.itertuples()]),
-        ("Without a final return, because no episode ended or one is not finite", map(_name, without.itertuples())),
-        ("Left out", [f"`{path}`: {reason}" for path, reason in left_out]),
-    ):
-        listed = "\n".join(f"- {line}" for line in lines)
-        yield listed and f"{title}:\n\n{listed}"
-    yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns"
-    yield _table(results.returns)
-    if several := sorted({n for n, rest in results.returns[["runs", "rests on"]].values if rest == "1" and n > 1}):
-        yield f"**The {results.cvar} of {' or '.join(map(str, several))} runs is the worst run alone.**"
+    lines = [f"- failed: {_name(run)}: `{run.error.strip().splitlines()[-1]:.200}`" for run in failed.itertuples()]
+    lines += [f"- no episode ended, or one is not finite: {_name(run)}" for run in without.itertuples()]
+    yield "\n".join([*lines, *(f"- left out: `{path}`: {reason}" for path, reason in left_out)])
+    yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns\n\n{_table(results.returns)}"
     shares = results.compared.dropna(subset="final_success").groupby(GROUP, sort=False).final_success
     if shares.ngroups:
         table = pd.DataFrame({"runs": shares.size(), "success": shares.apply(statistics.bootstrap_mean)})
@@ -103,27 +92,18 @@ def _tables(results: Results) -> Iterator[str]:
     if len(results.differences):
         yield f"## Differences\n\n{_table(results.differences)}"
         if (fewest := results.returns.runs.min()) < FEW:
-            warning = f"some groups have only {fewest} runs.** They show only part of the spread; Welch's test is more"
-            yield f"**Do not rely on these intervals: {warning} cautious."
+            yield f"**Do not rely on intervals of {fewest} runs**; Welch's test is more cautious."
         if results.differences["other settings"].fillna("").any():
             yield "**The algorithms are not the only difference**: see the other settings that both have."
-    yield f"## Proposed steps\n\n{_table(results.ratios)}"
-    if silent := set(results.compared.label).difference(results.ratios.label):
-        yield f"No KL ratio of {', '.join(sorted(silent))}."
+    yield f"## Proposed steps\n\n{_table(results.ratios) or 'There are no KL ratios.'}"
 
 
 def _settings(results: Results) -> Iterator[str]:
-    yield "## Settings"
-    lines = []
-    for (env, condition, label), runs in results.study.runs.groupby(GROUP, sort=False):
-        # finished runs first
-        values = json.loads(runs.sort_values("error", kind="stable").hyperparameters.iloc[0])
-        settings = ", ".join(f"`{name}: {value}`" for name, value in sorted(values.items()))
-        lines.append(f"- {joined([label, env, condition])}: {settings}")
-    yield "\n".join(lines)
-    versions = pd.DataFrame(list(map(json.loads, results.compared.versions.unique())))
-    found = [f"`{name} {' and '.join(sorted(set(versions[name].dropna())))}`" for name in sorted(versions)]
-    yield f"Versions: {', '.join(found)}." if found else ""
+    # finished runs first
+    first = results.study.runs.sort_values("error", kind="stable").groupby(GROUP, sort=False).hyperparameters.first()
+    lines = [f"- {joined(reversed(names))}: `{settings}`" for names, settings in first.items()]
+    lines += [f"- versions: `{versions}`" for versions in results.compared.versions.unique()]
+    yield "\n".join(["## Settings", "", *lines])
 
 
 def _table(table: pd.DataFrame) -> str:

@@ -36,8 +36,9 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 # Enough to keep a cluster busy; how often Ray starts a lost run again; seconds until a cluster must answer
 MAX_SUBMITTED, RETRIES, CONNECT_TIMEOUT = 500, 3, 5.0
 
-# The contents of a run's files by relative path, and what it printed if it has failed
+# Contents of files by relative path, and what a failed run has printed
 Ended = tuple[dict[str, bytes], str]
+Results = Generator[tuple[Run, Ended], None, None]
 
 
 class Lost(Exception):
@@ -180,7 +181,7 @@ def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
     return temporary.rename(place)
 
 
-def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Generator[tuple[Run, Ended], None, None]:
+def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Results:
     stop = Event()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # threads only wait for their process; what is killed takes no other with it
@@ -199,7 +200,7 @@ def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Ge
             pool.shutdown(cancel_futures=True)
 
 
-def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Generator[tuple[Run, Ended], None, None]:
+def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results:
     try:
         import ray
 

@@ -79,7 +79,7 @@ DAMAGES = {
     "success of 7": ("episodes.csv.gz", lambda text: "step,return,length,is_success\n5,1,5,7\n", "from 0 to 1"),
     "text for a KL ratio": ("updates.csv.gz", lambda text: "step,kl_ratio\n5,much\n", "not numbers"),
     "huge step of an update": ("updates.csv.gz", lambda text: text.replace("\n500,", f"\n{HUGE},"), "not numbers"),
-    "text for seconds": ("ended.json", lambda text: text.replace("36.0", '"long"'), "could not convert string to float"),
+    "text for seconds": ("ended.json", lambda text: text.replace("36.0", '"long"'), "could not convert string"),
     "cut specification": ("run.json", lambda text: text[:30], "JSONDecodeError"),
     "huge seed": ("run.json", lambda text: text.replace('"seed": 1', f'"seed": {HUGE}'), "seed in run.json cannot be"),
     "text for steps": ("run.json", lambda text: text.replace("1000,", '"x",'), "n_timesteps in run.json cannot be"),
