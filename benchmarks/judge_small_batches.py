@@ -135,7 +135,7 @@ def judge(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(values), pd.DataFrame(differences)
 
 
-def interval(value: float, drawn: np.ndarray) -> dict[str, float]:
+def interval(value: np.ndarray, drawn: np.ndarray) -> dict[str, float]:
     low, high = np.percentile(drawn, [2.5, 97.5])
     return {"value": float(value), "low": low, "high": high}
 
