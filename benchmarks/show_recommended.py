@@ -50,7 +50,7 @@ from rliable import library, metrics
 
 from sb3_uatrpo.study import Study, StudyError
 from sb3_uatrpo.study.results import learning_curves, tabulate
-from sb3_uatrpo.study.statistics import Estimate, difference_of_means, standard_error
+from sb3_uatrpo.study.statistics import Estimate, difference_of_means
 
 RESULTS = Path(__file__).parent / "results"
 # In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of parallel environments
@@ -291,7 +291,7 @@ def returns_of(groups: Groups, task: str, label: str, column: str = TRAINING) ->
     """Mean ± standard error, with the number of runs in brackets if other methods or environments have more."""
     if (task, label) not in groups or (returns := groups[task, label][column].dropna()).empty:
         return "–"
-    error = f" ± {standard_error(returns):,.0f}" if len(returns) > 1 else ""
+    error = f" ± {returns.sem():,.0f}" if len(returns) > 1 else ""
     few = f" [{len(returns)}]" if len(returns) < max(map(len, groups.values())) else ""
     return f"{returns.mean():,.0f}{error}{few}"
 

@@ -32,7 +32,6 @@ from judge_study import markdown, read_runs
 
 from sb3_uatrpo.study import Study, StudyError
 from sb3_uatrpo.study.results import learning_curves, tabulate
-from sb3_uatrpo.study.statistics import standard_error
 
 # The tasks on which the main candidates were compared, and their seeds
 TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
@@ -60,7 +59,7 @@ def name_of(label: str) -> str:
 
 def mean_of(values: pd.Series) -> str:
     """Mean over runs, with its standard error if there are several."""
-    return f"{np.mean(values):,.0f}" + (f" ± {standard_error(values):,.0f}" if len(values) > 1 else "")
+    return f"{np.mean(values):,.0f}" + (f" ± {values.sem():,.0f}" if len(values) > 1 else "")
 
 
 def finished_runs(folder: Path) -> Study:
@@ -97,7 +96,7 @@ def tabulate_settings(study: Study) -> str:
 def mean_over_tasks(values: list[pd.Series]) -> tuple[float, float]:
     """Mean over environments of the mean over each one's runs, and its standard error, NaN for a single run."""
     mean = np.mean([np.mean(of_task) for of_task in values])
-    error = np.sqrt(np.sum(np.square([standard_error(of_task) for of_task in values]))) / len(values)
+    error = np.sqrt(np.sum(np.square([of_task.sem() for of_task in values]))) / len(values)
     return float(mean), float(error)
 
 
@@ -163,7 +162,7 @@ def tabulate_changes(runs: pd.DataFrame, base: str, left_out: Sequence[str]) -> 
             if ours is None:
                 row[task] = "–"
                 continue
-            error = np.hypot(standard_error(ours), standard_error(theirs))
+            error = np.hypot(ours.sem(), theirs.sem())
             row[task] = f"{ours.mean() - theirs.mean():+,.0f}"
             row[task] += (f" ± {error:,.0f}" if np.isfinite(error) else "") + f" [{len(ours)}]"
         if set(row.values()) - {setting, "–"}:
