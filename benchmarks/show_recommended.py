@@ -34,7 +34,7 @@ from judge_study import FEW, holm, judge, markdown, read_runs, update_values
 from matplotlib.figure import Figure
 
 from sb3_uatrpo.study import StudyError, results
-from sb3_uatrpo.study.statistics import difference_of_means, standard_error
+from sb3_uatrpo.study.statistics import difference_of_means
 
 RESULTS = Path(__file__).parent / "results"
 # In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of environments
@@ -175,7 +175,7 @@ def returns_of(groups: Groups, task: str, label: str, column: str = "final_retur
     if (task, label) not in groups or (returns := groups[task, label][column].dropna()).empty:
         return "–"
     variant = label.partition(" ")[2]
-    error = f" ± {standard_error(returns):,.0f}" if len(returns) > 1 else ""
+    error = f" ± {returns.sem():,.0f}" if len(returns) > 1 else ""
     few = f" [{len(returns)}]" if len(returns) < FEW else ""
     return " ".join(filter(None, [f"{returns.mean():,.0f}{error}{few}", variant]))
 

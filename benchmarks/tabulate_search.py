@@ -24,7 +24,6 @@ from judge_study import markdown, read_runs, update_values
 
 from sb3_uatrpo.study import Study, StudyError
 from sb3_uatrpo.study.results import learning_curves, tabulate
-from sb3_uatrpo.study.statistics import standard_error
 
 # The tasks on which the main candidates were compared, and their seeds
 TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
@@ -44,7 +43,7 @@ def name_of(label: str) -> str:
 
 def mean_of(values: pd.Series) -> str:
     """Mean over runs, with its standard error if there are several."""
-    return f"{np.mean(values):,.0f}" + (f" ± {standard_error(values):,.0f}" if len(values) > 1 else "")
+    return f"{np.mean(values):,.0f}" + (f" ± {values.sem():,.0f}" if len(values) > 1 else "")
 
 
 def finished_runs(folder: Path) -> tuple[Study, pd.DataFrame]:
@@ -81,7 +80,7 @@ def tabulate_settings(study: Study, runs: pd.DataFrame) -> str:
 def mean_over_tasks(values: list[pd.Series]) -> str:
     """Mean over tasks of the mean over each one's runs, with its standard error if there are several runs."""
     mean = np.mean([np.mean(of_task) for of_task in values])
-    error = np.sqrt(np.sum(np.square([standard_error(of_task) for of_task in values]))) / len(values)
+    error = np.sqrt(np.sum(np.square([of_task.sem() for of_task in values]))) / len(values)
     return f"{mean:.3f}" + (f" ± {error:.3f}" if np.isfinite(error) else "")
 
 

@@ -187,7 +187,7 @@ class Results:
         for names, x in self.samples.items():
             rows.append(dict(zip(GROUP, names, strict=True)) | {"runs": len(x)})
             if x.ndim == 1:
-                rows[-1] |= {"final return": statistics.bootstrap_mean(x), "±": statistics.standard_error(x)}
+                rows[-1] |= {"final return": statistics.bootstrap_mean(x), "±": pd.Series(x).sem()}
                 rows[-1] |= {self.cvar: statistics.bootstrap_cvar(x, self.kappa), "lowest": x.min(), "highest": x.max()}
                 rows[-1] |= {"rests on": str(statistics.runs_behind_cvar(len(x), self.kappa))}
             rows[-1] |= {"IQM": statistics.interquartile_mean(x)}
