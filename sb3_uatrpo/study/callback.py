@@ -75,11 +75,11 @@ class StudyCallback(BaseCallback):
             self._keep_update()
 
     def _keep_update(self) -> None:
-        logged = {k[6:]: v for k, v in self.logger.name_to_value.items() if k.startswith("train/") and np.size(v) == 1}
+        logged = {k[6:]: v for k, v in self.logger.name_to_value.items() if k.startswith("train/")}
         if logged.get("n_updates") not in (None, self.seen):
             self.seen = logged["n_updates"]
-            # not figures
-            values = {name: np.asarray(value).item() for name, value in logged.items()}
+            # not figures, and of arrays and tensors those of one number
+            values = {k: v.item() if hasattr(v, "item") and np.prod(np.shape(v)) == 1 else v for k, v in logged.items()}
             kept = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
             self.updates.append({"step": self.num_timesteps, **kept})
 
