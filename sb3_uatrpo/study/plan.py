@@ -239,9 +239,6 @@ def _hyperparameters(
         known = {*inspect.signature(ALGOS[algo]).parameters, *ZOO_HYPERPARAMETERS} - {"self", "env", "seed"}
         if unknown := sorted((settings.keys() - {"n_timesteps"} | varied.keys()) - known):
             raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
-        if algo == "ars" and settings.get("n_envs", 1) != 1:
-            # RL Zoo evaluates its candidates in processes of their own, whose episodes nobody sees
-            raise ValueError(f"n_envs must be 1 in a study, but it is {settings['n_envs']}")
         # as a file returns them
         return dict(json.loads(json.dumps(settings, allow_nan=False)))
 

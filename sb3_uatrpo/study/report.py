@@ -108,7 +108,7 @@ def _settings(results: Results) -> Iterator[str]:
 
 def _table(table: pd.DataFrame) -> str:
     # pandas would need one more package for this
-    names = [HEADER.get(name, name) for name in table.columns]
+    names = list(table.rename(columns=HEADER))
     lines = [names, ["---"] * len(names), *(map(_cell, row) for row in table.itertuples(index=False))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(table) else ""
 

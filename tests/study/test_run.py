@@ -223,7 +223,7 @@ def test_only_numbers_and_text_are_kept_of_what_is_logged(tmp_path):
     """In a script of one's own: the callback writes into the logger's folder."""
     model = Chatty("MlpPolicy", "CartPole-v1", n_steps=50, batch_size=50)
     model.set_logger(configure(str(tmp_path), []))
-    model.learn(100, callback=StudyCallback(0))
+    model.learn(100, callback=StudyCallback())
     updates = pd.read_csv(tmp_path / "updates.csv.gz")
     assert list(updates.step) == [50, 100]
     assert set(updates.tensor) == {1.0}
