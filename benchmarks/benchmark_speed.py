@@ -137,7 +137,7 @@ def usual_callbacks(env: VecNormalize, folder: str) -> list[BaseCallback]:
     return [
         EvalCallback(env, eval_freq=25_000, n_eval_episodes=5, log_path=folder, verbose=0, warn=False),
         CheckpointCallback(25_000, folder),
-        Recorder(1000),
+        Recorder(),
     ]
 
 

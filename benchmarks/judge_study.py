@@ -32,7 +32,6 @@ from sb3_uatrpo.study.statistics import (
     bootstrap_cvar,
     difference_of_cvars,
     difference_of_means,
-    standard_error,
     welch_test,
 )
 
@@ -93,7 +92,7 @@ def overview(study: Study, groups: Mapping[tuple[str, str], pd.DataFrame]) -> st
         worst_runs = bootstrap_cvar(returns, KAPPA)
         # one run has neither an error nor an interval
         several = len(returns) > 1
-        error = f" ± {standard_error(returns):,.0f}" if several else ""
+        error = f" ± {runs.final_return.sem():,.0f}" if several else ""
         interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if several else ""
         rows.append(
             {

@@ -21,6 +21,7 @@ from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 # Distance between the seeds of training and of evaluation environments
 EVAL_SEED_OFFSET = 1_000_000
+STEPS_BETWEEN_UPDATES = 200
 # In the environment of a study's run, whose standard input the study holds open
 OF_A_STUDY = "SB3_UATRPO_STUDY"
 
@@ -33,14 +34,10 @@ class StudyCallback(BaseCallback):
 
     As a part of a study, it also ends the process when the study is gone, keeps sketches from being saved, and has a
     run fail that was stopped early or whose Monitor has missed episodes.
-
-    :param steps_between_updates: of updates that are closer to each other, only the first is kept; by default 0 for our
-        algorithms, and 200 for others, since some learn after every few steps
     """
 
-    def __init__(self, steps_between_updates: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.steps_between_updates = steps_between_updates
         self.updates: list[dict[str, Any]] = []
         #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]`` or NaN
         self.ends: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -52,8 +49,6 @@ class StudyCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.started, self.folder = time.time(), Path(self.logger.dir or ".")
-        if self.steps_between_updates is None:
-            self.steps_between_updates = 0 if isinstance(self.model, TrustRegionAlgorithm) else 200
         for callback in getattr(self.locals["callback"], "callbacks", ()):
             if isinstance(callback, EvalCallback):
                 callback.eval_env.seed((self.model.seed or 0) + EVAL_SEED_OFFSET)
@@ -70,16 +65,18 @@ class StudyCallback(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        # an update lies between the end of one rollout and the start of the next
-        if not self.updates or self.num_timesteps - self.updates[-1]["step"] >= (self.steps_between_updates or 0):
+        # An update lies between the end of one rollout and the start of the next. Some of the others' algorithms learn
+        # after every few steps: of updates that are closer to each other, only the first is kept.
+        least = 0 if isinstance(self.model, TrustRegionAlgorithm) else STEPS_BETWEEN_UPDATES
+        if not self.updates or self.num_timesteps - self.updates[-1]["step"] >= least:
             self._keep_update()
 
     def _keep_update(self) -> None:
-        logged = {k[6:]: v for k, v in self.logger.name_to_value.items() if k.startswith("train/") and np.size(v) == 1}
+        logged = {k[6:]: v for k, v in self.logger.name_to_value.items() if k.startswith("train/")}
         if logged.get("n_updates") not in (None, self.seen):
             self.seen = logged["n_updates"]
-            # not figures
-            values = {name: np.asarray(value).item() for name, value in logged.items()}
+            # not figures, and of arrays and tensors those of one number
+            values = {k: v.item() if hasattr(v, "item") and np.prod(np.shape(v)) == 1 else v for k, v in logged.items()}
             kept = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
             self.updates.append({"step": self.num_timesteps, **kept})
 

@@ -13,7 +13,7 @@ import seaborn as sns
 from matplotlib.ticker import EngFormatter
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.results import GROUP, THRESHOLDS, Results, in_order, joined, learning_curves
+from sb3_uatrpo.study.results import GROUP, THRESHOLDS, Results, joined, learning_curves
 from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
@@ -48,7 +48,7 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
     def lines(table: pd.DataFrame, function: Callable[..., pd.DataFrame], *axes: str) -> sns.FacetGrid | None:
         return _lines(labels, {names: function(rows) for names, rows in table.groupby(GROUP, sort=False)}, *axes)
 
-    labels, samples, differences = in_order(results.compared.label), results.samples, results.differences
+    labels, samples, differences = results.labels, results.samples, results.differences
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
     ratios["part"] = np.ceil(ratios.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
     cvars = {of: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for of, x in samples.items() if x.ndim == 1}

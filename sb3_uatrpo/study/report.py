@@ -95,7 +95,7 @@ def _tables(results: Results) -> Iterator[str]:
             yield f"**Do not rely on intervals of {fewest} runs**; Welch's test is more cautious."
         if results.differences["other settings"].fillna("").any():
             yield "**The algorithms are not the only difference**: see the other settings that both have."
-    yield f"## Proposed steps\n\n{_table(results.ratios) or 'There are no KL ratios.'}"
+    yield f"## Proposed steps\n\n{_table(results.ratios()) or 'There are no KL ratios.'}"
 
 
 def _settings(results: Results) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _settings(results: Results) -> Iterator[str]:
 
 def _table(table: pd.DataFrame) -> str:
     # pandas would need one more package for this
-    names = [HEADER.get(name, name) for name in table.columns]
+    names = list(table.rename(columns=HEADER))
     lines = [names, ["---"] * len(names), *(map(_cell, row) for row in table.itertuples(index=False))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(table) else ""
 

@@ -4,8 +4,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -17,16 +16,12 @@ from sb3_uatrpo.study.plan import PLAIN, StudyError, refuse_unequal_lengths, spl
 from sb3_uatrpo.study.statistics import FINAL_SHARE, Array
 from sb3_uatrpo.study.tables import Study
 
-# What runs that may be averaged have in common
-GROUP = ["env", "condition", "label"]
+# What runs that may be averaged have in common, and what takes the place of an environment for scores
+GROUP, ALL = ["env", "condition", "label"], "all environments, scores"
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
 EVALUATION = ["eval_freq", "n_eval_episodes"]
-# Points of a learning curve
-N_POINTS = 100
-# KL ratios that count as large
-THRESHOLDS = (2.0, 3.0)
-# Takes the place of an environment for scores
-ALL = "all environments, scores"
+# Points of a learning curve, and KL ratios that count as large
+N_POINTS, THRESHOLDS = 100, (2.0, 3.0)
 
 
 def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
@@ -56,22 +51,23 @@ def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
             known = (of.is_success.notna(), of.is_success.fillna(0))
             reported, successes = (statistics.final_return(of.step, x, done.n_timesteps[i]) for x in known)
             runs.loc[i, "final_success"] = successes / reported if reported else math.nan
-    runs["place"] = runs.label.map(in_order(runs.label).index)
-    return replace(study, runs=runs.sort_values(["env", "condition", "place", "seed"]).drop(columns="place"))
+    place = runs.label.map(in_order(runs.label).index)
+    order = runs.assign(place=place).sort_values(["env", "condition", "place", "seed"]).drop(columns="place")
+    return replace(study, runs=order)
 
 
 def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
     split = [(algo, *split_variant(variant)) for algo, variant in zip(runs.algo, runs.variant, strict=True)]
-    algorithms: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    varied: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for algo, name, changes in split:
         for change in changes:
-            algorithms[change.partition("=")[0]].add((algo, name))
-    own = {name for name, of in algorithms.items() if name != "noise" and len(of) == 1}
+            varied[change.partition("=")[0]].add((algo, name))
+    own = tuple(f"{name}=" for name, of in varied.items() if name != "noise" and len(of) == 1)
     labels, conditions = [], []
     for algo, name, changes in split:
-        of_label = joined([name, *(change for change in changes if change.partition("=")[0] in own)])
+        of_label = joined([name, *(change for change in changes if change.startswith(own))])
         labels.append(f"{algo} ({of_label})" if of_label else algo)
-        conditions.append(",".join(change for change in changes if change.partition("=")[0] not in own))
+        conditions.append(",".join(change for change in changes if not change.startswith(own)))
     return {"condition": conditions, "label": labels}
 
 
@@ -117,57 +113,66 @@ def learning_curves(study: Study) -> pd.DataFrame:
     return pd.concat(curves, ignore_index=True).join(study.runs[GROUP], on="run")
 
 
-@dataclass(frozen=True)
 class Results:
     """
-    What a report shows, of a study of ``tabulate``. Tables have a row for each environment, condition and label(s).
+    What a report shows of a study of ``tabulate``: tables with a row for each environment, condition and label(s).
 
     :param pair: two labels to compare; by default, each ``uatrpo`` with every other label, or all pairs
+    :param kappa: share of worst runs in a CVaR
     """
 
-    study: Study
-    pair: Sequence[str]
-    kappa: float
+    def __init__(self, study: Study, pair: Sequence[str], kappa: float) -> None:
+        self.study, self.kappa, self.cvar = study, kappa, f"{100 * kappa:g}%-CVaR"
+        #: the runs with a final return
+        self.compared = study.runs[study.runs.final_return.notna()]
+        self.labels = in_order(self.compared.label)
+        if pair and (len({*pair}) != 2 or len(pair) != 2 or not {*pair}.issubset(self.labels)):
+            raise StudyError(f"--algo takes two different ones of {', '.join(self.labels)}, but it is {' '.join(pair)}")
+        pairs = [tuple(pair)] if pair else list(combinations(self.labels, 2))
+        pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
+        #: for each group the final returns (``n_runs``), and for ``ALL`` environments scores (``n_runs x n_envs``)
+        self.samples = {names: of.to_numpy() for names, of in self.compared.groupby(GROUP, sort=False).final_return}
+        self.samples |= self._scores()
+        self.returns = pd.DataFrame([self._returns(*of) for of in self.samples.items()])
+        last = self.last_evaluations("return").rename(columns={"mean": "last evaluation", "sem": "its ±"})
+        self.returns = self.returns.join(last, on=GROUP) if len(self.returns) else self.returns
+        panels = product(dict.fromkeys(names[:2] for names in self.samples), pairs)
+        found = [(*panel, of) for panel, of in panels if all((*panel, label) in self.samples for label in of)]
+        self.differences = pd.DataFrame([self._differences(*of) for of in found])
 
-    @property
-    def cvar(self) -> str:
-        return f"{100 * self.kappa:g}%-CVaR"
-
-    @cached_property
-    def compared(self) -> pd.DataFrame:
-        """:return: the runs with a final return"""
-        return self.study.runs[self.study.runs.final_return.notna()]
-
-    @cached_property
-    def samples(self) -> dict[tuple[str, str, str], Array]:
-        """
-        :return: for each environment, condition and label, the final returns (``n_runs``); for ``ALL`` environments,
-            where a label has the same number of runs in each of several, scores (``n_runs x n_envs``): final returns
-            scaled from 0, the lowest in the environment, to 1, the highest
-        """
-        samples = {key: of.to_numpy() for key, of in self.compared.groupby(GROUP, sort=False).final_return}
-        by_env = self.compared.groupby("env").final_return
-        lowest, highest = by_env.transform("min"), by_env.transform("max")
-        runs = self.compared.assign(score=(self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0))
+    def _scores(self) -> dict[tuple[Any, ...], Array]:
+        """Final returns scaled from 0 to 1, of labels with the same number of runs in each of several environments."""
+        by_env, scores = self.compared.groupby("env").final_return, {}
+        width = (by_env.transform("max") - by_env.transform("min")).replace(0.0, 1.0)
+        runs = self.compared.assign(score=(self.compared.final_return - by_env.transform("min")) / width)
         n_envs = runs.groupby("condition").env.nunique()
         for (condition, label), of in runs.groupby(GROUP[1:], sort=False):
-            scores = [column for _, column in of.groupby("env").score]
-            if len(scores) == n_envs[condition] > 1 and len(set(map(len, scores))) == 1:
-                samples[ALL, condition, label] = np.stack(scores, axis=1)
-        return samples
+            columns = [column for _, column in of.groupby("env").score]
+            if len(columns) == n_envs[condition] > 1 and len(set(map(len, columns))) == 1:
+                scores[ALL, condition, label] = np.stack(columns, axis=1)
+        return scores
 
-    @cached_property
-    def pairs(self) -> list[tuple[str, str, Sequence[str]]]:
-        """:return: environment, condition and the two labels that are compared there"""
-        known, pair = in_order(self.compared.label), self.pair
-        if pair and (len({*pair}) != 2 or len(pair) != 2 or not {*pair}.issubset(known)):
-            raise StudyError(f"--algo takes two different ones of {', '.join(known)}, but it is {' '.join(pair)}")
-        pairs = [pair] if pair else list(combinations(known, 2))
-        pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
-        panels = product(dict.fromkeys((env, of) for env, of, _ in self.samples), pairs)
-        return [
-            (env, of, pair) for (env, of), pair in panels if all((env, of, label) in self.samples for label in pair)
-        ]
+    def _returns(self, names: tuple[Any, ...], x: Array) -> dict[str, Any]:
+        row = dict(zip(GROUP, names, strict=True)) | {"runs": len(x)}
+        if x.ndim == 1:
+            row |= {"final return": statistics.bootstrap_mean(x), "±": pd.Series(x).sem()}
+            row |= {self.cvar: statistics.bootstrap_cvar(x, self.kappa), "lowest": x.min(), "highest": x.max()}
+            row |= {"rests on": str(statistics.runs_behind_cvar(len(x), self.kappa))}
+        return row | {"IQM": statistics.interquartile_mean(x)}
+
+    def _differences(self, env: str, condition: str, pair: Sequence[str]) -> dict[str, Any]:
+        x, y = (self.samples[env, condition, label] for label in pair)
+        row: dict[str, Any] = {"env": env, "condition": condition, "label": " − ".join(pair)}
+        if x.ndim == 1:
+            row |= {"runs": f"{len(x)}, {len(y)}", "of means": statistics.difference_of_means(x, y)}
+            row |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
+            row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
+            # a difference may also come from hyperparameters that both have
+            settings = self.compared[(self.compared.env == env) & (self.compared.condition == condition)]
+            ours, theirs = (json.loads(settings.hyperparameters[settings.label == of].iloc[0]) for of in pair)
+            both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+            row["other settings"] = joined(both)
+        return row | {"probability of improvement": statistics.probability_of_improvement(x, y)}
 
     def series(self, name: str, column: str) -> pd.DataFrame:
         """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
@@ -181,38 +186,6 @@ class Results:
         last = table[table.step == table.groupby("run").step.transform("max")]
         return last.groupby([*GROUP, "run"])[column].mean().groupby(GROUP).agg(["mean", "sem"])
 
-    @cached_property
-    def returns(self) -> pd.DataFrame:
-        rows: list[dict[str, Any]] = []
-        for names, x in self.samples.items():
-            rows.append(dict(zip(GROUP, names, strict=True)) | {"runs": len(x)})
-            if x.ndim == 1:
-                rows[-1] |= {"final return": statistics.bootstrap_mean(x), "±": statistics.standard_error(x)}
-                rows[-1] |= {self.cvar: statistics.bootstrap_cvar(x, self.kappa), "lowest": x.min(), "highest": x.max()}
-                rows[-1] |= {"rests on": str(statistics.runs_behind_cvar(len(x), self.kappa))}
-            rows[-1] |= {"IQM": statistics.interquartile_mean(x)}
-        last = self.last_evaluations("return").rename(columns={"mean": "last evaluation", "sem": "its ±"})
-        return pd.DataFrame(rows).join(last, on=GROUP)
-
-    @cached_property
-    def differences(self) -> pd.DataFrame:
-        rows: list[dict[str, Any]] = []
-        settings = self.compared.groupby(GROUP).hyperparameters.first()
-        for env, condition, pair in self.pairs:
-            x, y = (self.samples[env, condition, label] for label in pair)
-            rows.append({"env": env, "condition": condition, "label": " − ".join(pair), "runs": f"{len(x)}, {len(y)}"})
-            if x.ndim == 1:
-                rows[-1] |= {"of means": statistics.difference_of_means(x, y)}
-                rows[-1] |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
-                rows[-1] |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
-                # a difference may also come from hyperparameters that both have
-                ours, theirs = (json.loads(settings[env, condition, label]) for label in pair)
-                both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
-                rows[-1] |= {"other settings": joined(both)}
-            rows[-1] |= {"probability of improvement": statistics.probability_of_improvement(x, y)}
-        return pd.DataFrame(rows)
-
-    @cached_property
     def ratios(self) -> pd.DataFrame:
         groups = self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio
         table = groups.agg(["size", "median"]).set_axis(["updates", "median KL ratio"], axis=1)

@@ -16,6 +16,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -132,10 +133,7 @@ def run_study(
         (root / UNFINISHED).mkdir()
         for run in runs if retry_failed else ():
             shutil.rmtree(root / FAILED / run.path, ignore_errors=True)
-        there = {run.path: place for run in runs if (place := _place_of(run, root))}
-        known = [_specification(path.parent) for path in root.glob(f"*/*/*/{RUN}")] + list(map(asdict, runs))
-        remedy = f"use another folder than {root}, or delete its runs of the other length"
-        refuse_unequal_lengths([(of["env"], of["algo"], of["n_timesteps"]) for of in known], remedy)
+        there = _places(runs, root)
         missing = [run for run in runs if run.path not in there]
         if there:
             print(f"{len(there)} of {len(runs)} runs are there already", file=sys.stderr)
@@ -153,21 +151,24 @@ def run_study(
     return [(run, there[run.path] / ERROR) for run in runs if (there[run.path] / ERROR).exists()]
 
 
-def _place_of(run: Run, root: Path) -> Path | None:
-    for place in filter(Path.exists, (root / run.path, root / FAILED / run.path)):
-        there, planned = _specification(place), asdict(run)
-        if names := " and ".join(name for name in planned if planned[name] != there.get(name)):
-            remedy = "name other settings, as a variant of a study file or by --vary, or use another folder"
-            raise StudyError(f"{place} has other {names} than is asked for: {remedy}")
-        return place
-    return None
-
-
-def _specification(place: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((place / RUN).read_text()))
-    except (OSError, TypeError, ValueError) as error:
-        raise StudyError(f"{place / RUN} cannot be read ({error}): delete {place} to repeat the run") from error
+def _places(runs: Sequence[Run], root: Path) -> dict[Path, Path]:
+    """Where the runs are that are there, done or failed."""
+    planned = {run.path: asdict(run) for run in runs}
+    found, lengths = {}, [(run.env, run.algo, run.n_timesteps) for run in runs]
+    for path in sorted((*root.glob(f"{FAILED}/*/*/*/{RUN}"), *root.glob(f"*/*/*/{RUN}"))):
+        place, name = path.parent, Path(*path.parts[-4:-1])
+        try:
+            of = dict(json.loads(path.read_text()))
+        except (TypeError, ValueError) as error:
+            raise StudyError(f"{path} cannot be read ({error}): delete {place} to repeat the run") from error
+        lengths.append((of["env"], of["algo"], of["n_timesteps"]))
+        if name in planned:
+            found[name] = place
+            if other := " and ".join(key for key, value in planned[name].items() if value != of.get(key)):
+                remedy = "name other settings, as a variant of a study file or by --vary, or use another folder"
+                raise StudyError(f"{place} has other {other} than is asked for: {remedy}")
+    refuse_unequal_lengths(lengths, f"use another folder than {root}, or delete its runs of the other length")
+    return found
 
 
 def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
@@ -202,7 +203,7 @@ def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Re
 
 def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results:
     try:
-        import ray
+        ray: Any = import_module("ray")
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address != "auto":

@@ -29,9 +29,8 @@ class Study:
     """
     Tables of many runs. The number of a run is the index of ``runs``, and the column ``run`` of the others.
 
-    :param runs: the fields of ``Run``, with ``hyperparameters`` as JSON; ``error``, empty if the run is done;
-        ``seconds``, ``versions`` (JSON) and ``folder``
-    :param episodes: training episodes: ``step`` at the end, over all environments of the run, undiscounted ``return``,
+    :param runs: the fields of ``Run``, ``error`` (empty if it is done), ``seconds``, ``versions`` and ``folder``
+    :param episodes: of the training: ``step`` at the end, over all environments of the run, undiscounted ``return``,
         ``length``, and ``is_success`` where the environment reports it
     :param updates: ``step`` before each update, and what it logged under ``train/``
     :param evaluations: episodes of the deterministic evaluations: ``step``, ``return``, and maybe ``is_success``
@@ -171,10 +170,10 @@ def _read_zoo_run(run: Path) -> Part:
     settings |= {name: row[name] for name in ("env_kwargs", "eval_env_kwargs", "trained_agent") if row.get(name)}
     configured = settings.pop("n_timesteps")
     n_timesteps = int(row["n_timesteps"] if row["n_timesteps"] > 0 else configured)
-    row = {"algo": row["algo"], "env": row["env"], "seed": int(row["seed"]), "variant": None} | {
-        "eval_freq": max(0, int(row["eval_freq"])), "n_eval_episodes": int(row["eval_episodes"]), "versions": "{}",
-        "hyperparameters": json.dumps(settings, sort_keys=True, allow_nan=False), "n_timesteps": n_timesteps,
-    }  # fmt: skip
+    of_run = {"algo": row["algo"], "env": row["env"], "seed": int(row["seed"]), "variant": None, "versions": "{}"}
+    of_run |= {"eval_freq": max(0, int(row["eval_freq"])), "n_eval_episodes": int(row["eval_episodes"])}
+    of_run |= {"hyperparameters": json.dumps(settings, sort_keys=True, allow_nan=False)}
+    of_run |= {"n_timesteps": n_timesteps, "folder": str(run)}
     types, monitors = dict.fromkeys("rlt", float), sorted(run.glob("*monitor.csv"))
     # A line that was being written has too few fields. Environments step together: n steps of one are n of each.
     frames = [pd.read_csv(monitor, skiprows=1, dtype=types).dropna(subset=["l", "t"]) for monitor in monitors]
@@ -192,9 +191,13 @@ def _read_zoo_run(run: Path) -> Part:
             raise ValueError(
                 f"{counted}: a wrapper around Monitor repeats steps, so it is not known when episodes ended"
             )
-    row |= {"error": error, "seconds": float(max(episodes["t"], default=0)), "folder": str(run)}
+    of_run |= {"error": error, "seconds": float(max(episodes["t"], default=0))}
     ended = {"step": episodes["step"], "return": episodes["r"], "length": episodes["l"]}
-    return row, {"episodes": series("episodes", ended), "updates": pd.DataFrame(), "evaluations": _evaluations_in(run)}
+    return of_run, {
+        "episodes": series("episodes", ended),
+        "updates": pd.DataFrame(),
+        "evaluations": _evaluations_in(run),
+    }
 
 
 def _name_variants(rows: list[dict[str, Any]]) -> None:
@@ -209,10 +212,9 @@ def _name_variants(rows: list[dict[str, Any]]) -> None:
 
 
 def _read_saved(folder: Path) -> tuple[list[Part], LeftOut]:
-    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False)
+    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).to_dict("index")
     tables = {name: pd.read_csv(folder / f"{name}.csv.gz") for name in SERIES}
-    of_run = {i: {name: of[of.run == i].drop(columns="run") for name, of in tables.items()} for i in runs.index}
-    return [(dict(row), of_run[i]) for i, row in runs.iterrows()], []
+    return [(row, {k: of[of.run == i].drop(columns="run") for k, of in tables.items()}) for i, row in runs.items()], []
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

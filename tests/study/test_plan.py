@@ -167,7 +167,6 @@ def test_values_are_read_as_python_writes_them():
         ({"variants": {"a=b": {"ppo": {}}}}, "the name of a variant must not be plain, failed or have '=' or ','"),
         ({"variants": {"failed": {"ppo": {}}}}, "the name of a variant must not be plain, failed"),
         ({"variants": {"a b": {"ppo": {}}, "a-b": {"ppo": {}}}}, "would have one folder, a-b/ppo/CartPole-v1_1"),
-        ({"algos": ["ars"], "params": ["n_envs:2"]}, "n_envs must be 1 in a study, but it is 2"),
     ],
 )
 def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):

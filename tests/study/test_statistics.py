@@ -25,8 +25,6 @@ KAPPA = st.floats(1e-3, 1.0)
 def test_final_return_by_hand():
     timesteps, returns = [100, 500, 900, 901, 1000], [1.0, 2.0, 3.0, 10.0, 20.0]
     assert final_return(timesteps, returns, 1000) == 15.0
-    assert final_return(timesteps, returns, 1000, share=1.0) == np.mean(returns)
-    assert final_return(timesteps, returns, 1000, share=0.5) == 11.0
 
 
 def test_final_return_of_long_episodes_is_that_of_the_last():
@@ -59,16 +57,11 @@ def test_learning_curve_ends_in_the_final_return():
 
 
 @pytest.mark.parametrize(
-    ("timesteps", "returns", "share", "message"),
-    [
-        ([1, 2], [1.0], 0.1, "of one length"),
-        ([2, 1], [1.0, 2.0], 0.1, "ascend"),
-        ([1, 2], [1.0, 2.0], 0.0, "share must be a number in"),
-    ],
+    ("timesteps", "returns", "message"), [([1, 2], [1.0], "of one length"), ([2, 1], [1.0, 2.0], "ascend")]
 )
-def test_malformed_episodes_are_refused(timesteps, returns, share, message):
+def test_malformed_episodes_are_refused(timesteps, returns, message):
     with pytest.raises(ValueError, match=message):
-        final_return(timesteps, returns, 10, share)
+        final_return(timesteps, returns, 10)
 
 
 # --------------------------------------------------------------------------------------------------------------- CVaR
@@ -151,12 +144,6 @@ def test_runs_behind_cvar(n_runs, kappa, expected):
 
 
 # ---------------------------------------------------------------------------------------------------- other statistics
-
-
-def test_standard_error_against_scipy():
-    x = np.random.default_rng(0).normal(size=5)
-    assert statistics.standard_error(x) == pytest.approx(stats.sem(x))
-    assert math.isnan(statistics.standard_error([1.0]))
 
 
 def test_welch_against_scipy():
