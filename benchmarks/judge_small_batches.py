@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sb3_uatrpo.study import Study, read_study
+from sb3_uatrpo.study import Study, StudyError, read_study
 from sb3_uatrpo.study.statistics import final_return
 
 FOLDER = Path("benchmarks/results/small_batches")
@@ -39,6 +39,7 @@ PARTS = {
 SCORES = ("final", "area", "evaluation")
 LENGTHS = ("worst", "best", "mean")
 N_RESAMPLES = 10_000
+RUNS_OF_A_SEED = 111
 N_PARTS = 10
 
 
@@ -64,6 +65,18 @@ def scores_of(study: Study) -> pd.DataFrame:
     # by the rule, a run that failed twice counts as the worst of its environment
     worst = table.groupby("env")[list(SCORES)].transform("min")
     return table.fillna({name: worst[name] for name in SCORES})
+
+
+def whole_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """
+    :return: the runs of those seeds of which all are there
+    :raises StudyError: if there is no such seed
+    """
+    n_runs = table.groupby("seed").size()
+    whole = table[table.seed.isin(n_runs.index[n_runs == RUNS_OF_A_SEED])]
+    if whole.empty:
+        raise StudyError(f"no seed has all of its {RUNS_OF_A_SEED} runs; there are {n_runs.to_dict()}")
+    return whole
 
 
 def area(episodes: pd.DataFrame, n_timesteps: int) -> float:
@@ -226,10 +239,10 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the study")
     parser.add_argument("--report", type=Path, help="folder for report.md and the pictures")
     options = parser.parse_args(args)
-    table = scores_of(read_study(options.folder))
-    # a seed counts once all of its runs are there
-    complete = table.groupby("seed").size()
-    table = table[table.seed.isin(complete[complete == complete.max()].index)]
+    try:
+        table = whole_seeds(scores_of(read_study(options.folder)))
+    except StudyError as error:
+        parser.error(f"--folder: {error}")
     text = report(table)
     print(text)
     if options.report:

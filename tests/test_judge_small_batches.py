@@ -113,3 +113,10 @@ def test_the_report_and_the_pictures(tmp_path):
     module.draw(table, "KL", "final", tmp_path / "a.png")
     module.draw(table, "realised KL", "area", tmp_path / "b.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("a.png", "b.png"))
+
+
+def test_only_seeds_with_all_of_their_runs_count():
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5))
+    assert set(module.whole_seeds(table[1:]).seed) == {1, 2, 3}
+    with pytest.raises(module.StudyError, match="no seed has all of its 111 runs; there are {0: 110}"):
+        module.whole_seeds(table[table.seed == 0][1:])
