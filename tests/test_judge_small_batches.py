@@ -118,5 +118,5 @@ def test_the_report_and_the_pictures(tmp_path):
 def test_only_seeds_with_all_of_their_runs_count():
     table = module.scores_of(study(lambda method, size, kl, seed: 0.5))
     assert set(module.whole_seeds(table[1:]).seed) == {1, 2, 3}
-    with pytest.raises(module.StudyError, match="no seed has all of its 111 runs; there are {0: 110}"):
+    with pytest.raises(module.StudyError, match="no seed has all of its 111 runs"):
         module.whole_seeds(table[table.seed == 0][1:])
