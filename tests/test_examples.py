@@ -379,10 +379,10 @@ def test_measure_kl_ratio(tmp_path):
     args = ["--env", "Pendulum-v1", "--seed", "0", "--n-timesteps", "3000", "--folder", "kl"]
     first = run(tmp_path, "measure_kl_ratio.py", *args)
     assert "trpo_matched" in first
-    assert first.count("done   ") == 3
+    assert first.count("done: ") == 3
     again = run(tmp_path, "measure_kl_ratio.py", *args)
-    assert "3 of 3 runs have a record already" in again
-    assert "done   " not in again
+    assert "3 of 3 runs are there already" in again
+    assert "done: " not in again
     # the same table
     assert again[again.index(" env ") : again.index("picture:")] in first
     assert (tmp_path / "kl" / "kl_ratio_3000.png").stat().st_size > 10_000
@@ -546,18 +546,17 @@ def test_benchmark_parts(tmp_path, refusal):
 
 def test_benchmark_scaling(tmp_path, refusal):
     # it starts processes that import it
-    command = [sys.executable, BENCHMARKS / "benchmark_scaling.py", "--sweep", "steps", "environments"]
-    output = run_command(*command, "--most-steps", "5000", cwd=tmp_path)
-    assert "environments (n)" in output
+    command = [sys.executable, BENCHMARKS / "benchmark_scaling.py", "--sweep", "steps", "--most-steps", "5000"]
+    output = run_command(*command, cwd=tmp_path)
+    assert "steps (n)" in output
     rows = json.loads((tmp_path / "runs" / "speed" / "scaling.json").read_text())
-    assert [(row["n_steps"], row["n_envs"]) for row in rows] == [(1000, 1), (5000, 1), (1000, 1), (1000, 4), (1000, 8)]
-    assert "exponent" not in run_command(*command[:3], "actions", "--most-steps", "1000", cwd=tmp_path)
+    assert [(row["n_steps"], row["n_envs"]) for row in rows] == [(1000, 1), (5000, 1)]
     assert "--sweep must be among 'network', " in refusal("benchmark_scaling.py", "--sweep", "networks")
 
 
 def test_benchmark_scaling_beside_others(tmp_path, refusal):
     """Every network and method; what the clocks say is not asserted."""
-    words = ["--beside-others", "--env", "Pendulum-v1", "--n-steps", "100", "--rounds", "2", "--warm-up", "0"]
+    words = ["--beside-others", "--env", "Pendulum-v1", "--n-steps", "100", "--rounds", "1", "--warm-up", "0"]
     output = run(tmp_path, "benchmark_scaling.py", *words)
     methods = ["UATRPO", "MatchedTRPO", "TRPO", "TRPO, 1 of 10 steps", "PPO"]
     for name in methods:
@@ -567,7 +566,7 @@ def test_benchmark_scaling_beside_others(tmp_path, refusal):
     rows = found["rows"]
     assert [row["method"] for row in rows] == methods * 4
     assert [row["network"] for row in rows[::5]] == ["64×64", "256×256", "400×300", "512×512"]
-    assert all(row["ms"] == pytest.approx(np.median(row["each"])) and len(row["each"]) == 2 for row in rows)
+    assert all(row["ms"] == pytest.approx(np.median(row["each"])) and len(row["each"]) == 1 for row in rows)
     assert "--n-steps must be a multiple of 50" in refusal("benchmark_scaling.py", *words[:1], "--n-steps", "120")
     assert "--rounds must be at least 1" in refusal("benchmark_scaling.py", "--rounds", "0")
 

@@ -446,26 +446,26 @@ def test_a_study_has_one_driver_and_its_death_makes_room(tmp_path, finish):
 
 
 def test_a_study_that_is_killed_twice_equals_one_that_is_not(tmp_path):
-    """Eight runs; those under way at each end are done again, from the beginning."""
-    task = ["--algo", "uatrpo", "--env", "CartPole-v1", "--seeds", "0-7", "--n-timesteps", "300", "--params", *QUICK]
+    """Runs that are under way at each end are done again, from the beginning."""
+    task = ["--algo", "uatrpo", "--env", "CartPole-v1", "--seeds", "0-3", "--n-timesteps", "300", "--params", *QUICK]
     words = ["run", *task, "--eval-freq", "150", "--eval-episodes", "1", "--jobs", "2"]
 
     def n_done():
         return len(list((tmp_path / "killed").glob("*/*/*/run.json")))
 
-    for least in (2, 5):
+    for least in (1, 2):
         driver = start([*words, "--folder", str(tmp_path / "killed")])
         wait_for(lambda least=least: n_done() >= least)
         driver.kill()
         driver.communicate(timeout=PATIENCE)
-        assert n_done() < 8
+        assert n_done() < 4
     for name in ("killed", "whole"):
         subprocess.run(
             [sys.executable, "-m", "sb3_uatrpo.study", *words, "--folder", str(tmp_path / name)], cwd=ROOT, check=True
         )
     assert not (tmp_path / "killed" / ".unfinished").exists()
     killed, whole = (read_study(tmp_path / name) for name in ("killed", "whole"))
-    assert len(whole.runs) == 8
+    assert len(whole.runs) == 4
     changing = ["seconds", "folder"]
     pd.testing.assert_frame_equal(killed.runs.drop(columns=changing), whole.runs.drop(columns=changing))
     for name in ("episodes", "updates", "evaluations"):
