@@ -96,17 +96,17 @@ def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
 
 def series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
     """:return: the table; ValueError if a number cannot be one. Updates may log anything, but for the KL divergence."""
-    table = pd.DataFrame(dict(zip(columns, map(np.asarray, columns.values()), strict=True)))
-    numbers = [of for of in table.columns if name != "updates" or of in ("step", "kl_ratio", "kl_proposed")]
-    for column in numbers if len(table) else ():
-        if table[column].dtype.kind not in "iuf":
+    arrays = {column: np.asarray(values) for column, values in columns.items()}
+    for column in [of for of in arrays if name != "updates" or of in ("step", "kl_ratio", "kl_proposed")]:
+        if len(arrays[column]) and arrays[column].dtype.kind not in "iuf":
             raise ValueError(f"{column} of its {name} has values that are not numbers")
-    steps = table["step"].to_numpy()
+        arrays[column] = arrays[column] if column == "step" else arrays[column].astype(float)
+    steps, successes = arrays["step"], arrays.get("is_success", np.zeros(0))
     if len(steps) and (steps.dtype.kind == "f" or steps[0] < 0 or np.any(np.diff(steps) < 0)):
         raise ValueError(f"the steps of its {name} are not ascending integers")
-    if "is_success" in table and not table.is_success.dropna().between(0, 1).all():
+    if np.any((successes < 0) | (successes > 1)):
         raise ValueError(f"is_success of its {name} must be from 0 to 1")
-    return table.astype({column: float for column in numbers if column != "step"})
+    return pd.DataFrame(arrays)
 
 
 def read_evaluations(steps: Any, results: Any, successes: Any = None) -> pd.DataFrame:

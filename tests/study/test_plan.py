@@ -93,12 +93,6 @@ def test_runs_that_no_report_compares_are_refused():
     assert {run.n_timesteps for run in plan(["trpo"], ["CartPole-v1", "HalfCheetah-v4"], [0])} == {100_000, 1_000_000}
 
 
-def test_settings_are_as_a_record_has_them():
-    (run,) = plan(["sac"], ["Pendulum-v1"], [0], vary={"train_freq": [(4, "step")]})
-    assert run.hyperparameters["train_freq"] == [4, "step"]
-    assert run.variant == "train_freq=(4, 'step')"
-
-
 def test_no_noise_is_the_plain_algorithm_whatever_a_file_says(tmp_path):
     file = tmp_path / "own.yml"
     file.write_text("default:\n  policy: MlpPolicy\n  adversarial_noise: 2.0\n")
@@ -108,13 +102,6 @@ def test_no_noise_is_the_plain_algorithm_whatever_a_file_says(tmp_path):
         ("", None),
         ("noise=1", 1.0),
     ]
-
-
-def test_noise_has_one_name_however_it_is_written():
-    (typed,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [1]})
-    (of_option,) = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary={NOISE: [1.0]})
-    assert typed == of_option
-    assert typed.variant == "noise=1"
 
 
 def test_values_are_read_as_python_writes_them():

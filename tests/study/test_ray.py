@@ -104,11 +104,3 @@ def test_a_node_is_killed_and_the_study_finishes(cluster, tmp_path):
     assert "0 done, 1 failed" in said
     assert "seed 2: RuntimeError: the environment is broken (" in said
     assert len(runs_seen(tmp_path)) == 4
-
-
-def test_an_address_without_a_cluster(tmp_path):
-    driver = start(command(tmp_path, "--ray", "127.0.0.1:1"), **LOOPBACK_ONLY)
-    said, _ = driver.communicate(timeout=PATIENCE)
-    assert driver.returncode == 2
-    assert said.splitlines()[-1].startswith("Error: no Ray cluster answers at 127.0.0.1:1 (host:port, or auto): ")
-    assert not seeds_of(tmp_path)

@@ -517,10 +517,3 @@ def test_bad_input_is_one_line(name, words, message, tmp_path, finish, monkeypat
     assert said.startswith("Error: ")
     assert message in said
     assert len(said.splitlines()) == 1
-
-
-def test_imports_are_light():
-    code = "import sys, sb3_uatrpo.study; print(sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for heavy in ("rl_zoo3", "matplotlib", "scipy", "ray", "seaborn", "filelock"):
-        assert f"'{heavy}'" not in loaded
