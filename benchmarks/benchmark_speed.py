@@ -54,7 +54,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO, trust_region_algorithm, uatrpo
 from sb3_uatrpo.core.estimates import SampleEstimates
-from sb3_uatrpo.study.worker import RunRecorder
+from sb3_uatrpo.study.callback import StudyCallback
 
 # the paper's tasks have newer versions
 warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
@@ -125,12 +125,19 @@ class Clock:
         return timed
 
 
+class Recorder(StudyCallback):
+    """Writes nothing after each of the updates that are timed."""
+
+    def _on_training_end(self) -> None:
+        pass
+
+
 def usual_callbacks(env: VecNormalize, folder: str) -> list[BaseCallback]:
     """What RL Zoo and studies attach; evaluations and checkpoints are rarer than the updates that are timed."""
     return [
         EvalCallback(env, eval_freq=25_000, n_eval_episodes=5, log_path=folder, verbose=0, warn=False),
         CheckpointCallback(25_000, folder),
-        RunRecorder(lambda n_timesteps: None, 1000),
+        Recorder(),
     ]
 
 

@@ -25,19 +25,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_uatrpo.study import (
+from sb3_uatrpo.study import Study, StudyError, read_study
+from sb3_uatrpo.study.results import tabulate
+from sb3_uatrpo.study.statistics import (
     Estimate,
-    Record,
-    StudyError,
     bootstrap_cvar,
     difference_of_cvars,
     difference_of_means,
-    read_records,
-    share_at_least,
-    standard_error,
     welch_test,
 )
-from sb3_uatrpo.study.results import tabulate_runs, update_values
 
 SHRINKAGE, PAPER, TRPO = METHODS = ("uatrpo (paper-batches)", "uatrpo_paper", "trpo_matched")
 # The pairs of the rule
@@ -66,15 +62,18 @@ def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
     return [*PAIRS, *itertools.product(variants, plain), *((ours, other) for other in others for ours in plain)]
 
 
-def records_in(folder: Path) -> list[Record]:
+def read_runs(*folders: Path) -> Study:
     """
-    :return: the records of a study; what cannot be read is named
-    :raises StudyError: if there is no such folder
+    :return: the runs of studies; what cannot be read is named
+    :raises StudyError: if a folder has no runs
     """
-    records, bad = read_records(folder / "records")
-    for path, reason in bad:
+    for folder in folders:
+        if read_study(folder).runs.empty:
+            raise StudyError(f"there are no runs in {folder}")
+    study = read_study(*folders)
+    for path, reason in study.left_out:
         print(f"left out {path.name}: {reason}")
-    return records
+    return study
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -82,7 +81,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
+def overview(study: Study, groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     """
     A row for each method on each task: final returns over runs, and steps over all updates of these runs, as proposed
     and as taken after the line search.
@@ -93,7 +92,7 @@ def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
         worst_runs = bootstrap_cvar(returns, KAPPA)
         # one run has neither an error nor an interval
         several = len(returns) > 1
-        error = f" ± {standard_error(returns):,.0f}" if several else ""
+        error = f" ± {runs.final_return.sem():,.0f}" if several else ""
         interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if several else ""
         rows.append(
             {
@@ -103,22 +102,31 @@ def overview(groups: Mapping[tuple[str, str], pd.DataFrame]) -> str:
                 "final return": f"{returns.mean():,.0f}{error}",
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
                 "final returns, worst first": ", ".join(f"{value:,.0f}" for value in sorted(returns)),
-                "median KL ratio": of_updates(runs, "kl_ratio", np.median, ".2f"),
-                "KL ratio ≥ 2": of_updates(runs, "kl_ratio", lambda ratios: share_at_least(ratios, 2.0), ".1%"),
-                "mean KL proposed": of_updates(runs, "kl_proposed", np.mean, ".4f"),
-                "mean KL taken": of_updates(runs, "kl_divergence_loss", np.mean, ".4f"),
+                "median KL ratio": of_updates(study, runs, "kl_ratio", np.median, ".2f"),
+                "KL ratio ≥ 2": of_updates(
+                    study, runs, "kl_ratio", lambda ratios: float(np.mean(ratios >= 2.0)), ".1%"
+                ),
+                "mean KL proposed": of_updates(study, runs, "kl_proposed", np.mean, ".4f"),
+                "mean KL taken": of_updates(study, runs, "kl_divergence_loss", np.mean, ".4f"),
                 "shortened or rejected": of_updates(
-                    runs, "step_fraction", lambda fractions: float(np.mean(fractions < 1)), ".1%"
+                    study, runs, "step_fraction", lambda fractions: float(np.mean(fractions < 1)), ".1%"
                 ),
             }
         )
     return markdown(rows)
 
 
-def of_updates(runs: pd.DataFrame, key: str, statistic: Callable[[np.ndarray], float], form: str) -> str:
+def of_updates(study: Study, runs: pd.DataFrame, key: str, statistic: Callable[[np.ndarray], float], form: str) -> str:
     """A statistic of a logged value over all updates of all runs; a dash if no run logged it."""
-    values = update_values(runs, key)
+    values = update_values(study, runs, key)
     return f"{statistic(values):{form}}" if len(values) else "–"
+
+
+def update_values(study: Study, runs: pd.DataFrame, key: str) -> np.ndarray:
+    """:return: the finite values of ``train/key`` in all updates of all runs (``n_updates``)"""
+    updates = study.updates[study.updates.run.isin(runs.index)]
+    values = updates[key].to_numpy(dtype=np.float64) if key in updates else np.empty(0)
+    return values[np.isfinite(values)]
 
 
 def judge(
@@ -245,26 +253,18 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     parser.add_argument("--noise", type=float, default=0.0, help="adversarial noise of the runs")
     parser.add_argument("--report", type=Path, help="a file for the tables, in Markdown")
     options = parser.parse_args(args)
-    records: list[Record] = []
-    for folder in options.folder:
-        try:
-            found = records_in(folder)
-        except StudyError as error:
-            parser.error(f"--folder: {error}")
-        if not found:
-            parser.error(f"--folder: there are no records in {folder / 'records'}")
-        records += found
     try:
-        runs = tabulate_runs(records)
+        study = tabulate(read_runs(*options.folder))
     except StudyError as error:
         parser.error(f"--folder: {error}")
-    runs = runs[runs.final_return.notna() & (runs.variant == (f"noise={options.noise:g}" if options.noise else ""))]
+    condition = f"noise={options.noise:g}" if options.noise else ""
+    runs = study.runs[study.runs.final_return.notna() & (study.runs.condition == condition)]
     if runs.empty:
         parser.error(
             f"--noise: there are no finished runs with noise {options.noise:g} in {', '.join(map(str, options.folder))}"
         )
-    groups = dict(list(runs.groupby(["environment", "algorithm"])))
-    print(overview(groups))
+    groups = dict(list(runs.groupby(["env", "label"])))
+    print(overview(study, groups))
     if min(map(len, groups.values())) < FEW:
         print(f"\nWith fewer than {FEW} runs, intervals are too narrow, and verdicts are hints at most.")
     returns = {key: group.final_return.to_numpy() for key, group in groups.items()}
@@ -299,7 +299,7 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
             *(["--noise", f"{options.noise:g}"] if options.noise else []),
         ]
         options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(report(arguments, overview(groups), judged), encoding="utf-8")
+        options.report.write_text(report(arguments, overview(study, groups), judged), encoding="utf-8")
     by_mean = judged["mean"]
     # the rule is about the plain algorithms
     if not options.noise and by_mean.keys() >= set(PAIRS):

@@ -34,20 +34,23 @@ import argparse
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from judge_study import FEW, holm, judge, markdown, of_updates, records_in
+import seaborn as sns
+from judge_study import FEW, holm, judge, markdown, of_updates, read_runs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from rliable import library, metrics
 
-from sb3_uatrpo.study import Estimate, StudyError, difference_of_means, standard_error
-from sb3_uatrpo.study.plots import plot_estimates, plot_learning_curves, styles
-from sb3_uatrpo.study.results import learning_curves, tabulate_runs
+from sb3_uatrpo.study import Study, StudyError
+from sb3_uatrpo.study.results import learning_curves, tabulate
+from sb3_uatrpo.study.statistics import Estimate, difference_of_means
 
 RESULTS = Path(__file__).parent / "results"
 # In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of parallel environments
@@ -71,11 +74,13 @@ SIGNIFICANT = 0.05
 TRAINING, EVALUATION = "final_return", "last_evaluation"
 N_RESAMPLES = 2000
 
-# The runs of each environment and label
+# The runs, or their learning curves, of each environment and label
 Groups = Mapping[tuple[str, str], pd.DataFrame]
 # For each baseline, ``judge``'s table
 Judged = Mapping[str, pd.DataFrame]
 Minutes = Mapping[tuple[str, str], float]
+# For each name in a figure, the colour and the kind of line
+Styles = Mapping[str, Mapping[str, Any]]
 
 
 def tasks_of(groups: Groups) -> list[str]:
@@ -159,7 +164,7 @@ def tabulate_differences(groups: Groups, judged: Judged) -> str:
     return markdown(rows)
 
 
-def tabulate_controls(groups: Groups) -> str:
+def tabulate_controls(study: Study, groups: Groups) -> str:
     """UATRPO beside its controls: a table in Markdown."""
     judged = {label: judged_against(groups, dict.fromkeys(TASKS, label), least=2) for label in CONTROLS}
     rows = []
@@ -169,7 +174,7 @@ def tabulate_controls(groups: Groups) -> str:
             row[name] = returns_of(groups, task, label)
             known = task in judged[label].index
             row[f"minus {name}"] = difference_of(judged[label].loc[task]) if known else "–"
-        row["median KL ratio"] = ", ".join(median_kl_ratio(groups, task, label) for label in (OURS, MATCHED))
+        row["median KL ratio"] = ", ".join(median_kl_ratio(study, groups, task, label) for label in (OURS, MATCHED))
         rows.append(row)
     return markdown(rows)
 
@@ -286,13 +291,14 @@ def returns_of(groups: Groups, task: str, label: str, column: str = TRAINING) ->
     """Mean ± standard error, with the number of runs in brackets if other methods or environments have more."""
     if (task, label) not in groups or (returns := groups[task, label][column].dropna()).empty:
         return "–"
-    error = f" ± {standard_error(returns):,.0f}" if len(returns) > 1 else ""
+    error = f" ± {returns.sem():,.0f}" if len(returns) > 1 else ""
     few = f" [{len(returns)}]" if len(returns) < max(map(len, groups.values())) else ""
     return f"{returns.mean():,.0f}{error}{few}"
 
 
-def median_kl_ratio(groups: Groups, task: str, label: str) -> str:
-    return of_updates(groups[task, label], "kl_ratio", np.median, ".2f") if (task, label) in groups else "–"
+def median_kl_ratio(study: Study, groups: Groups, task: str, label: str) -> str:
+    runs = groups.get((task, label))
+    return "–" if runs is None else of_updates(study, runs, "kl_ratio", np.median, ".2f")
 
 
 def difference_of(row: pd.Series, with_interval: bool = False) -> str:
@@ -306,40 +312,48 @@ def in_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def draw_recommended(groups: Groups, means: Mapping[str, Estimate], improvements: Mapping[str, Estimate]) -> Figure:
+def styles(names: Iterable[str]) -> Styles:
+    looks = zip(sns.color_palette("colorblind"), ("-", "--", "-."), strict=False)
+    return {name: {"color": color, "linestyle": line} for name, (color, line) in zip(names, looks, strict=False)}
+
+
+def draw_recommended(
+    groups: Groups, curves: Groups, means: Mapping[str, Estimate], improvements: Mapping[str, Estimate]
+) -> Figure:
     """Aggregates over the environments, if there are any, beside the learning curves of each."""
     tasks = tasks_of(groups)
     n_columns = math.ceil(len(tasks) / 2)
-    style = {NAMES[name]: of for name, of in styles(list(NAMES)).items()}
+    style = styles(NAMES.values())
     figure = Figure(figsize=(3.4 + 2.7 * n_columns, 5.4), layout="constrained")
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(3.2, 2.7 * n_columns))[0]
     axes = right.subplots(2, n_columns, squeeze=False)
     for ax, task in zip(axes.flat, tasks, strict=False):
-        draw_curves(ax, groups, task, {NAMES[name]: best_of(groups, task, name) for name in NAMES}, style)
+        draw_curves(ax, curves, task, {NAMES[name]: best_of(groups, task, name) for name in NAMES}, style)
     for ax in axes.flat[len(tasks) :]:
         ax.set_axis_off()
     above, below = left.subplots(2, 1, height_ratios=(3, 2))
     if means:
-        plot_estimates(above, means, "final returns, scaled to 0 to 1", style, xlim=(0, 1))
-        above.set_title("IQM over all environments")
-        plot_estimates(below, improvements, "pairs in which UATRPO ends higher", reference=0.5, xlim=(0, 1))
-        below.set_title("Probability of improvement")
+        draw_estimates(above, means, style)
+        above.set(title="IQM over all environments", xlabel="final returns, scaled to 0 to 1")
+        draw_estimates(below, improvements, {})
+        below.axvline(0.5, color="0.2", linewidth=0.8, zorder=0)
+        below.set(title="Probability of improvement", xlabel="pairs in which UATRPO ends higher")
     right.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
     return figure
 
 
-def draw_minutes(groups: Groups, minutes: Minutes) -> Figure:
+def draw_minutes(groups: Groups, curves: Groups, minutes: Minutes) -> Figure:
     """Mean training returns over minutes."""
     tasks = tasks_of(groups)
-    style = {NAMES[name]: of for name, of in styles(list(NAMES)).items()}
+    style = styles(NAMES.values())
     figure, axes = one_row(len(tasks))
     for ax, task in zip(axes, tasks, strict=True):
         for algorithm, name in NAMES.items():
             label = best_of(groups, task, algorithm)
             per_million = minutes.get((task, label or algorithm))
             if label and per_million is not None:
-                steps, returns = learning_curves(groups[task, label])
-                ax.plot(steps / 1e6 * per_million, np.nanmean(returns, axis=0), **style[name])
+                mean = curves[task, label].groupby("step")["return"].mean()
+                ax.plot(mean.index / 1e6 * per_million, mean, **style[name])
         ax.set(title=task, xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
         ax.set_xlim(left=0)
         ax.grid(alpha=0.3)
@@ -347,14 +361,14 @@ def draw_minutes(groups: Groups, minutes: Minutes) -> Figure:
     return figure
 
 
-def draw_controls(groups: Groups) -> Figure:
+def draw_controls(groups: Groups, curves: Groups) -> Figure:
     """Learning curves of UATRPO and its controls."""
     tasks = tasks_of(groups)
     labels = {NAMES[OURS]: OURS, **{name: label for label, name in CONTROLS.items()}}
-    style = dict(zip(labels, styles(list(labels.values())).values(), strict=True))
+    style = styles(labels)
     figure, axes = one_row(len(tasks))
     for ax, task in zip(axes, tasks, strict=True):
-        draw_curves(ax, groups, task, labels, style)
+        draw_curves(ax, curves, task, labels, style)
     figure.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
     return figure
 
@@ -365,51 +379,67 @@ def one_row(n: int) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(1, n, squeeze=False).flat)
 
 
-def draw_curves(
-    ax: Axes, groups: Groups, task: str, labels: Mapping[str, str | None], style: Mapping[str, Mapping[str, Any]]
-) -> None:
-    known = {name: label for name, label in labels.items() if label and (task, label) in groups}
-    curves = {name: learning_curves(groups[task, label]) for name, label in known.items()}
-    plot_learning_curves(ax, curves, style, "")
+def draw_curves(ax: Axes, curves: Groups, task: str, labels: Mapping[str, str | None], style: Styles) -> None:
+    """Mean training returns over runs with their standard error, and every run as a thin line."""
+    for name, label in labels.items():
+        if (task, label) in curves:
+            of = curves[task, label or ""]
+            # from where all runs have a value
+            shown = of[~of.step.isin(of.step[of["return"].isna()])]
+            common: dict[str, Any] = {"data": shown, "x": "step", "y": "return", "ax": ax}
+            sns.lineplot(**common, **style[name], errorbar="se", linewidth=1.8, zorder=3)
+            run = {"units": "run", "estimator": None, "color": style[name]["color"]}
+            sns.lineplot(**common, **run, alpha=0.4, linewidth=0.6, zorder=1)
     place = ax.get_subplotspec()
     ax.set(title=task, xlabel="timesteps", ylabel="training return" if place and place.is_first_col() else "")
+    ax.margins(x=0)
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.grid(alpha=0.3)
 
 
-def entries(style: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+def draw_estimates(ax: Axes, estimates: Mapping[str, Estimate], style: Styles) -> None:
+    """Points with their intervals, one row for each, the first on top; names without a style are grey."""
+    for name, estimate in estimates.items():
+        color = style.get(name, {}).get("color", "0.2")
+        ax.plot(estimate[1:], [name, name], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
+        ax.plot(estimate.value, name, "o", color=color, markersize=5)
+    ax.set(xlim=(0, 1), ylim=(len(estimates) - 0.5, -0.5))
+
+
+def entries(style: Styles) -> list[Any]:
     """:return: the legend's lines"""
     ax = Figure().subplots()
     return [ax.plot([], [], **of, label=name)[0] for name, of in style.items()]
 
 
-def groups_in(folders: list[Path], newer_folders: list[Path], tasks: list[str]) -> Groups:
+def runs_in(folders: list[Path], newer_folders: list[Path], tasks: list[str]) -> tuple[Study, Groups]:
     """
     :param folders: studies
     :param newer_folders: studies whose runs of ours replace those of the others on the same environments
     :param tasks: version 4 of the environments to keep
-    :return: the finished runs of each environment and label
+    :return: the finished runs, and these of each environment and label
     :raises StudyError: if a folder is missing, or the runs cannot be averaged, or none is ours
     """
-    records, newer = ([record for folder in of for record in records_in(folder)] for of in (folders, newer_folders))
-    if newer_folders and not newer:
-        raise StudyError(f"there are no records in {', '.join(map(str, newer_folders))}")
-    replaced = {record.spec.env_id for record in newer}
-    kept = [record for record in records if record.spec.env_id not in replaced or record.spec.algo not in OF_OURS]
-    runs = tabulate_runs(kept + newer)
+    # of a run that is in several folders, the first counts
+    study = read_runs(*newer_folders, *folders)
+    is_newer = study.runs.folder.map(lambda path: any(Path(path).is_relative_to(of) for of in newer_folders))
+    replaced = study.runs.env.isin(study.runs.env[is_newer]) & study.runs.algo.isin(OF_OURS) & ~is_newer
+    study = tabulate(replace(study, runs=study.runs[~replaced]))
     # of both versions
     names = {task.rpartition("-")[0] for task in tasks}
-    runs = runs[runs.final_return.notna() & (runs.variant == "") & runs.environment.str.rpartition("-")[0].isin(names)]
-    runs[EVALUATION] = [
-        np.mean(record.evaluations["returns"][-1]) if record.evaluations["returns"] else math.nan
-        for record in runs.record
-    ]
-    groups: Groups = dict(list(runs.groupby(["environment", "algorithm"])))
+    runs = study.runs
+    runs = runs[runs.final_return.notna() & (runs.condition == "") & runs.env.str.rpartition("-")[0].isin(names)]
+    evaluations = study.evaluations.groupby(["run", "step"])["return"].mean()
+    runs = runs.assign(**{EVALUATION: evaluations.groupby("run").last()})
+    groups: Groups = dict(list(runs.groupby(["env", "label"])))
     if not any(label == OURS for _, label in groups):
         raise StudyError(f"there are no finished runs of {OURS}")
-    return groups
+    return replace(study, runs=runs), groups
 
 
-def tables_of(groups: Groups, minutes: Minutes) -> dict[str, str]:
+def tables_of(study: Study, groups: Groups, minutes: Minutes) -> dict[str, str]:
     """:return: the tables in Markdown by their headings in the report"""
     judged = {
         "training": judged_against_baselines(groups, TRAINING),
@@ -420,7 +450,7 @@ def tables_of(groups: Groups, minutes: Minutes) -> dict[str, str]:
         "Differences of final returns": tabulate_differences(groups, judged["training"]),
         "Last deterministic evaluations": tabulate_returns(groups, judged["evaluation"], {}, EVALUATION),
         "Differences of the last evaluations": tabulate_differences(groups, judged["evaluation"]),
-        "Controls": tabulate_controls(groups),
+        "Controls": tabulate_controls(study, groups),
         "Versions": tabulate_versions(groups),
         "p values": tabulate_p_values(judged),
         "Significant leads": count_leads(judged),
@@ -476,7 +506,7 @@ def main(args: list[str] | None = None) -> dict[str, str]:
         parser.error("--report is about all runs, so it takes neither --folder nor --newer")
     newer_folders = options.newer or ([] if options.folder else [RESULTS / name for name in NEWER])
     try:
-        groups = groups_in(options.folder or [RESULTS / name for name in FOLDERS], newer_folders, options.env)
+        study, groups = runs_in(options.folder or [RESULTS / name for name in FOLDERS], newer_folders, options.env)
     except StudyError as error:
         parser.error(f"--folder, --newer: {error}")
     minutes: Minutes = {}
@@ -485,19 +515,23 @@ def main(args: list[str] | None = None) -> dict[str, str]:
         minutes = times.groupby(["task", "algorithm"]).minutes.median().to_dict()
     scores, seeds = common_scores(groups)
     means, improvements = aggregates(scores)
-    tables = tables_of(groups, minutes) | {"Over all environments": tabulate_aggregates(means, improvements)}
+    tables = tables_of(study, groups, minutes) | {"Over all environments": tabulate_aggregates(means, improvements)}
     tables = {name: table for name, table in tables.items() if table}
     print("\n\n".join(f"{name}\n\n{table}" for name, table in tables.items()))
     options.output.mkdir(parents=True, exist_ok=True)
-    figures = {"recommended": draw_recommended(groups, means, improvements), "controls": draw_controls(groups)}
+    curves: Groups = dict(list(learning_curves(study).groupby(["env", "label"])))
+    figures = {
+        "recommended": draw_recommended(groups, curves, means, improvements),
+        "controls": draw_controls(groups, curves),
+    }
     if minutes:
-        figures["minutes"] = draw_minutes(groups, minutes)
+        figures["minutes"] = draw_minutes(groups, curves, minutes)
     for name, figure in figures.items():
         figure.savefig(options.output / f"{name}.png", dpi=120)
     if options.report:
         earlier = {}
         for name, folders in EARLIER.items():
-            then = groups_in([RESULTS / each for each in folders], [], options.env)
+            _, then = runs_in([RESULTS / each for each in folders], [], options.env)
             judged = judged_against_baselines(then, TRAINING)
             earlier[name] = [tabulate_returns(then, judged, {}), tabulate_differences(then, judged)]
         (options.output / "report.md").write_text(report(groups, tables, earlier, seeds), encoding="utf-8")

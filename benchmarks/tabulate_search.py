@@ -23,14 +23,15 @@ difference that it made.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import markdown, records_in
+from judge_study import markdown, read_runs
 
-from sb3_uatrpo.study import StudyError, standard_error
-from sb3_uatrpo.study.results import learning_curves, tabulate_runs
+from sb3_uatrpo.study import Study, StudyError
+from sb3_uatrpo.study.results import learning_curves, tabulate
 
 # The tasks on which the main candidates were compared, and their seeds
 TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
@@ -43,63 +44,59 @@ CHOSEN_FOR_A_MILLION = ("base", f"{CHOSEN} and log_std -1")
 FROM_ELSEWHERE = ("base", "log_std -1", "γ 0.99 λ 0.95 log_std -1", "γ 0.99 λ 0.95 log_std -2", "γ 0.9999 λ 0.99")
 
 
-def of_last_updates(runs: pd.DataFrame, key: str, share: float) -> str:
+def of_last_updates(study: Study, runs: pd.DataFrame, key: str, share: float) -> str:
     """Mean of a logged value over the last updates of all runs; a dash if there is none."""
-    logged = [np.array(record.updates.get(key, []), dtype=np.float64) for record in runs.record]
-    last = np.concatenate([values[int(len(values) * (1 - share)) :] for values in logged])
-    known = last[np.isfinite(last)]
+    updates = study.updates[study.updates.run.isin(runs.index)].reindex(columns=["run", key])
+    by_run = updates.groupby("run").run
+    last = updates[by_run.cumcount() >= (by_run.transform("size") * (1 - share)).astype(int)]
+    known = last[key][np.isfinite(last[key].astype(float))]
     return f"{known.mean():.2g}" if len(known) else "–"
-
-
-def areas_of(runs: pd.DataFrame) -> np.ndarray:
-    """Area under each run's learning curve: its mean training return (``n_runs``)."""
-    return np.nanmean(learning_curves(runs)[1], axis=1)
 
 
 def name_of(label: str) -> str:
     return label.removeprefix("uatrpo").strip(" ()") or "base"
 
 
-def mean_of(values: pd.Series | np.ndarray) -> str:
+def mean_of(values: pd.Series) -> str:
     """Mean over runs, with its standard error if there are several."""
-    return f"{np.mean(values):,.0f}" + (f" ± {standard_error(values):,.0f}" if len(values) > 1 else "")
+    return f"{np.mean(values):,.0f}" + (f" ± {values.sem():,.0f}" if len(values) > 1 else "")
 
 
-def finished_runs(folder: Path) -> pd.DataFrame:
+def finished_runs(folder: Path) -> Study:
     """
+    :return: the finished runs, with the area under each one's learning curve, which is its mean training return
     :raises StudyError: if the folder has no finished runs
     """
-    runs = tabulate_runs(records_in(folder))
-    runs = runs[runs.final_return.notna()]
+    study = tabulate(read_runs(folder))
+    runs = study.runs[study.runs.final_return.notna()]
     if runs.empty:
-        raise StudyError(f"there are no finished runs in {folder / 'records'}")
-    return runs
+        raise StudyError(f"there are no finished runs in {folder}")
+    return replace(study, runs=runs.assign(area=learning_curves(study).groupby("run")["return"].mean()))
 
 
-def tabulate_settings(runs: pd.DataFrame) -> str:
+def tabulate_settings(study: Study) -> str:
     """Each setting on each task, the largest area first: a table in Markdown."""
     rows = []
-    for (task, label), group in runs.groupby(["environment", "algorithm"]):
-        areas = areas_of(group)
+    for (task, label), group in study.runs.groupby(["env", "label"]):
         row = {
             "task": task,
             "setting": name_of(label),
             "runs": len(group),
             "final return": mean_of(group.final_return),
             "of each run": ", ".join(f"{value:,.0f}" for value in group.final_return),
-            "area": mean_of(areas),
-            "explained variance": of_last_updates(group, "explained_variance", 0.2),
-            "std": of_last_updates(group, "std", 0.2),
-            "KL": of_last_updates(group, "kl_divergence_loss", 1.0),
+            "area": mean_of(group.area),
+            "explained variance": of_last_updates(study, group, "explained_variance", 0.2),
+            "std": of_last_updates(study, group, "std", 0.2),
+            "KL": of_last_updates(study, group, "kl_divergence_loss", 1.0),
         }
-        rows.append((task, -areas.mean(), row))
+        rows.append((task, -group.area.mean(), row))
     return markdown([row for *_, row in sorted(rows, key=lambda of: of[:2])])
 
 
-def mean_over_tasks(values: list[np.ndarray]) -> tuple[float, float]:
+def mean_over_tasks(values: list[pd.Series]) -> tuple[float, float]:
     """Mean over environments of the mean over each one's runs, and its standard error, NaN for a single run."""
     mean = np.mean([np.mean(of_task) for of_task in values])
-    error = np.sqrt(np.sum(np.square([standard_error(of_task) for of_task in values]))) / len(values)
+    error = np.sqrt(np.sum(np.square([of_task.sem() for of_task in values]))) / len(values)
     return float(mean), float(error)
 
 
@@ -120,17 +117,19 @@ def tabulate_objective(
     :param base: setting that the others are compared with: † marks those that are behind it, in score or by area, by
         at least two standard errors of the difference
     """
-    best = baselines.groupby(["environment", "algorithm"]).final_return.mean().groupby("environment").max()
-    runs = runs[runs.environment.isin(tasks) & runs.seed.isin(seeds)]
+    best = baselines.groupby(["env", "label"]).final_return.mean().groupby("env").max()
+    runs = runs[runs.env.isin(tasks) & runs.seed.isin(seeds)]
     rows = {}
-    for label, of_setting in runs.groupby("algorithm"):
-        of_tasks = {task: of_setting[of_setting.environment == task] for task in tasks}
+    for label, of_setting in runs.groupby("label"):
+        of_tasks = {task: of_setting[of_setting.env == task] for task in tasks}
         if any(set(group.seed) != set(seeds) for group in of_tasks.values()):
             continue
-        areas = {task: areas_of(group) for task, group in of_tasks.items()}
-        cells = {task: f"{mean_of(group.final_return)}; {areas[task].mean():,.0f}" for task, group in of_tasks.items()}
-        scores = mean_over_tasks([(group.final_return / best[task]).to_numpy() for task, group in of_tasks.items()])
-        rows[name_of(label)] = (cells, scores, mean_over_tasks([areas[task] / best[task] for task in tasks]))
+        cells = {task: f"{mean_of(group.final_return)}; {group.area.mean():,.0f}" for task, group in of_tasks.items()}
+        scores, by_area = (
+            mean_over_tasks([group[column] / best[task] for task, group in of_tasks.items()])
+            for column in ("final_return", "area")
+        )
+        rows[name_of(label)] = (cells, scores, by_area)
 
     def is_behind(name: str) -> bool:
         if base not in rows:
@@ -152,9 +151,9 @@ def tabulate_changes(runs: pd.DataFrame, base: str, left_out: Sequence[str]) -> 
     What each change of the setting ``base`` did: a table in Markdown of the differences of mean final returns, ± the
     standard error of the difference where both have several runs, with the number of runs in brackets.
     """
-    runs = runs.assign(setting=runs.algorithm.map(name_of))
-    tasks = sorted(runs[runs.setting == base].environment.unique())
-    groups = dict(list(runs.groupby(["setting", "environment"]).final_return))
+    runs = runs.assign(setting=runs.label.map(name_of))
+    tasks = sorted(runs[runs.setting == base].env.unique())
+    groups = dict(list(runs.groupby(["setting", "env"]).final_return))
     rows = []
     for setting in sorted(set(runs.setting) - {base, *left_out}):
         row = {"change": setting}
@@ -163,7 +162,7 @@ def tabulate_changes(runs: pd.DataFrame, base: str, left_out: Sequence[str]) -> 
             if ours is None:
                 row[task] = "–"
                 continue
-            error = np.hypot(standard_error(ours), standard_error(theirs))
+            error = np.hypot(ours.sem(), theirs.sem())
             row[task] = f"{ours.mean() - theirs.mean():+,.0f}"
             row[task] += (f" ± {error:,.0f}" if np.isfinite(error) else "") + f" [{len(ours)}]"
         if set(row.values()) - {setting, "–"}:
@@ -177,11 +176,11 @@ def report(search: Path, baselines: Path) -> str:
     :param baselines: the folder of the runs of PPO and TRPO
     :return: the page in Markdown
     """
-    runs, million = finished_runs(search), finished_runs(search / "million")
-    of_baselines = finished_runs(baselines)
+    study, study_of_million = finished_runs(search), finished_runs(search / "million")
+    runs, million, of_baselines = study.runs, study_of_million.runs, finished_runs(baselines).runs
     # the preset has two names among the runs of a million timesteps
     first, *others = (f"uatrpo ({name})" if name != "base" else "uatrpo" for name in CHOSEN_FOR_A_MILLION)
-    renamed = million.assign(algorithm=million.algorithm.replace(dict.fromkeys(others, first)))
+    renamed = million.assign(label=million.label.replace(dict.fromkeys(others, first)))
     parts = [
         "# The runs of the search",
         "`python benchmarks/tabulate_search.py --report` writes this page; its docstring explains the tables. "
@@ -198,9 +197,9 @@ def report(search: Path, baselines: Path) -> str:
         "After a million timesteps, with λ 0.95 on Ant:",
         tabulate_changes(renamed, "base", ()),
         "## All runs of 500,000 timesteps\n\nHere *base* is the start of the search.",
-        tabulate_settings(runs),
+        tabulate_settings(study),
         "## All runs of a million timesteps",
-        tabulate_settings(million),
+        tabulate_settings(study_of_million),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -219,19 +218,19 @@ def main(args: list[str] | None = None) -> str:
         (RESULTS / "search" / "report.md").write_text(page, encoding="utf-8")
         return page
     try:
-        runs = finished_runs(options.folder)
+        study = finished_runs(options.folder)
     except StudyError as error:
         parser.error(f"--folder: {error}")
     if options.rivals is None:
-        table = tabulate_settings(runs)
+        table = tabulate_settings(study)
     else:
         try:
-            rivals = finished_runs(options.rivals)
+            rivals = finished_runs(options.rivals).runs
         except StudyError as error:
             parser.error(f"--rivals: {error}")
-        if missing := sorted(set(options.env) - set(rivals.environment)):
+        if missing := sorted(set(options.env) - set(rivals.env)):
             parser.error(f"--env: neither PPO nor TRPO has runs on {', '.join(missing)}")
-        table = tabulate_objective(runs, rivals, options.env, options.seeds, options.base)
+        table = tabulate_objective(study.runs, rivals, options.env, options.seeds, options.base)
         if not table:
             seeds, tasks = ", ".join(map(str, options.seeds)), ", ".join(options.env)
             parser.error(f"--env, --seeds: no setting has runs of {seeds} on each of {tasks}")

@@ -12,6 +12,7 @@ is not. ``README.md`` in the folder lists all agents.
 
 import argparse
 import io
+import json
 import shutil
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -19,6 +20,7 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
+import pandas as pd
 import torch as th
 import yaml
 from film_agents import load_run, set_up_rendering
@@ -26,9 +28,9 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_uatrpo import UATRPO
-from sb3_uatrpo.study import Record, StudyError, final_return
-from sb3_uatrpo.study.folders import StudyFolder, find_runs
+from sb3_uatrpo.study import StudyError, read_study
 from sb3_uatrpo.study.plan import register_environment
+from sb3_uatrpo.study.results import tabulate
 from sb3_uatrpo.zoo import register
 
 # Seed of the environments here, far from those used in training and its evaluations
@@ -76,30 +78,29 @@ def compress(model: Path) -> None:
             compressed.writestr(name, content)
 
 
-def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
+def model_card(trained: pd.Series, returns: np.ndarray, folder: Path) -> str:
     """
-    :param record: record of the training
+    :param trained: the run, as ``tabulate`` describes it
     :param returns: returns of deterministic episodes (``n_episodes``)
     :param folder: folder of all agents, to be given to ``enjoy``
     :return: the card, in Markdown
     """
-    spec = record.spec
-    metadata = {"license": "mit", "library_name": "stable-baselines3", "tags": ["reinforcement-learning", spec.env_id]}
+    metadata = {"license": "mit", "library_name": "stable-baselines3", "tags": ["reinforcement-learning", trained.env]}
     rows = [
-        ("training", f"{spec.n_timesteps:,} steps, seed {spec.seed}"),
-        ("mean training return over the last tenth of the steps", f"{training_return(record):,.0f}"),
+        ("training", f"{trained.n_timesteps:,} steps, seed {trained.seed}"),
+        ("mean training return over the last tenth of the steps", f"{trained.final_return:,.0f}"),
         (f"return over {len(returns)} deterministic episodes, environment seed {SEED}", mean_and_deviation(returns)),
         ("lowest and highest of them", f"{returns.min():,.0f} and {returns.max():,.0f}"),
-        *((f"`{name}`", f"`{value}`") for name, value in sorted(spec.hyperparameters.items())),
-        ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
+        *((f"`{name}`", f"`{value}`") for name, value in sorted(json.loads(trained.hyperparameters).items())),
+        ("versions", ", ".join(f"{name} {version}" for name, version in json.loads(trained.versions).items())),
         ("licence", "MIT"),
     ]
-    module, _, name = spec.env_id.rpartition(":")
+    module, _, name = trained.env.rpartition(":")
     module = module and f" --gym-packages {module}"
     # MatchedTRPO has no sketch
     sketch = (
         "The file holds no sketch of the trust region. Further training starts a new sketch.\n\n"
-        if issubclass(ALGOS[spec.algo], UATRPO)
+        if issubclass(ALGOS[trained.algo], UATRPO)
         else ""
     )
     return f"""\
@@ -107,7 +108,7 @@ def model_card(record: Record, returns: np.ndarray, folder: Path) -> str:
 {yaml.safe_dump(metadata, sort_keys=False).strip()}
 ---
 
-# {spec.algo} on {spec.env_id}
+# {trained.algo} on {trained.env}
 
 This agent was trained with sb3_uatrpo. Its seed was fixed beforehand, so it was not chosen for its return.
 
@@ -116,17 +117,9 @@ This agent was trained with sb3_uatrpo. Its seed was fixed beforehand, so it was
 {sketch}Watch it:
 
 ```bash
-python -m rl_zoo3.enjoy --algo {spec.algo} --env {name}{module} -f {folder.as_posix()}
+python -m rl_zoo3.enjoy --algo {trained.algo} --env {name}{module} -f {folder.as_posix()}
 ```
 """
-
-
-def training_return(record: Record) -> float:
-    """
-    :param record: record of a run
-    :return: its final return
-    """
-    return final_return(record.episodes["timesteps"], record.episodes["returns"], record.spec.n_timesteps)
 
 
 def mean_and_deviation(returns: np.ndarray) -> str:
@@ -158,44 +151,35 @@ def main(args: list[str] | None = None) -> Path:
     if options.n_episodes < 2:
         parser.error(f"--n-episodes must be at least 2, but it is {options.n_episodes}")
     try:
-        folder = StudyFolder(options.study)
+        study = tabulate(read_study(options.study))
     except StudyError as error:
         parser.error(str(error))
-    records = [
-        record
-        for record in folder.read_all()[0]
-        if record.spec.algo in options.algo
-        and (record.spec.seed, record.spec.variant, record.status) == (options.seed, "", "done")
-    ]
+    done = study.runs[(study.runs.error == "") & (study.runs.variant == "")]
+    done = done[done.algo.isin(options.algo) & (done.seed == options.seed)]
+    if missing := set(options.algo).difference(done.algo):
+        parser.error(f"{options.study} has no finished run of {missing.pop()} with seed {options.seed}")
     # look for all models before anything is copied
-    runs = []
-    for algo in options.algo:
-        if not any(record.spec.algo == algo for record in records):
-            parser.error(f"{options.study} has no finished run of {algo} with seed {options.seed}")
-    places = [(record.spec.algo, record.spec.env_id) for record in records]
-    for algo, env_id in places:
-        if places.count((algo, env_id)) > 1:
-            parser.error(f"{options.study} has several runs of {algo} on {env_id} with seed {options.seed}")
-    for record in records:
-        register_environment(record.spec.env_id)
-        found = find_runs(folder.model_path(record.spec))
-        if not found:
-            parser.error(f"{record.spec}: its model was not saved; run the study with --save-models")
-        runs += found
+    for _, trained in done.iterrows():
+        register_environment(trained.env)
+        if not list(Path(trained.folder).glob("*.zip")):
+            parser.error(f"{trained.folder}: its model was not saved; run the study with --save-models")
     set_up_rendering()
     th.set_num_threads(1)
 
     rows = []
-    for record, run in zip(records, runs, strict=True):
+    for _, trained in done.iterrows():
+        run = Path(trained.folder)
         returns = evaluate(run, options.n_episodes)
-        copy = options.output / record.spec.algo / run.name
-        shutil.copytree(run, copy, dirs_exist_ok=True)
+        task = trained.env.rpartition(":")[2]
+        copy = options.output / trained.algo / f"{task.replace('/', '-')}_1"
+        ignored = shutil.ignore_patterns("*.csv*", "*.json", "*.npz", "command.txt")
+        shutil.copytree(run, copy, dirs_exist_ok=True, ignore=ignored)
         (model,) = copy.glob("*.zip")
         compress(model)
-        (copy / "README.md").write_text(model_card(record, returns, options.output), encoding="utf-8")
-        link = f"[{record.spec.algo}]({copy.relative_to(options.output).as_posix()}/README.md)"
-        others = mean_and_deviation(returns), f"{training_return(record):,.0f}"
-        rows.append((record.spec.env_id.rpartition(":")[2], link, *others))
+        (copy / "README.md").write_text(model_card(trained, returns, options.output), encoding="utf-8")
+        link = f"[{trained.algo}]({copy.relative_to(options.output).as_posix()}/README.md)"
+        others = mean_and_deviation(returns), f"{trained.final_return:,.0f}"
+        rows.append((task, link, *others))
         print(f"{copy}: {others[0]} over {len(returns)} episodes")
     header = ("task", "algorithm", f"{options.n_episodes} deterministic episodes", "end of training")
     page = options.output / "README.md"

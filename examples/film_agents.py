@@ -2,7 +2,7 @@
 Film up to four trained agents side by side, as one small GIF.
 
     python -m sb3_uatrpo.study run --folder runs/film --algo uatrpo --env Hopper-v4 Walker2d-v4 --save-models
-    python examples/film_agents.py runs/film/models/* --output agents.gif
+    python examples/film_agents.py runs/film/plain --output agents.gif
     python examples/film_agents.py Hopper-v4=runs/uatrpo_Hopper-v4_0/model.zip CartPole-v1=cartpole.zip
 
 An agent is a folder that RL Zoo or a study with ``--save-models`` wrote, or ``TASK=FILE`` for a saved model. The
@@ -32,7 +32,6 @@ try:
     from PIL import Image, ImageDraw, ImageFont
     from rl_zoo3.utils import ALGOS, create_test_env, get_saved_hyperparams
 
-    from sb3_uatrpo.study.folders import find_runs
     from sb3_uatrpo.zoo import register
 except ModuleNotFoundError as error:
     sys.exit(f'{error}: run pip install ".[mujoco,study]" in a clone of sb3_uatrpo')
@@ -218,7 +217,7 @@ def main(args: list[str] | None = None) -> Path:
             check_environment(parser, text, env_id)
             if not path.is_file():
                 parser.error(f"{text}: there is no file {path}")
-        runs = [path] if equals else find_runs(path)
+        runs = [path] if equals else sorted({found.parents[1] for found in path.rglob("args.yml")})
         if not runs:
             parser.error(f"{text}: there is no run of RL Zoo in it (no folder with args.yml)")
         sources += [(env_id if equals else "", run) for run in runs]

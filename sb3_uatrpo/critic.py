@@ -125,7 +125,8 @@ class ArrayGradients:
         """As in ``GraphGradients``; the minibatches are the buffer's own, gathered only once."""
         # one call for all steps draws the same order
         samples = next(iter(rollout_buffer.get(None)))
-        features, returns = self._mlp.features(samples.observations), samples.returns.numpy()
+        with np.errstate(all="ignore"):
+            features, returns = self._mlp.features(samples.observations), samples.returns.numpy()
         for param, gradient in zip(self._mlp.critic_params, self._tensors, strict=True):
             param.grad = gradient
         for start in range(0, len(returns), batch_size):

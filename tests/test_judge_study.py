@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from judge_study import STATISTICS, holm, judge, main, recommendation
 
-from sb3_uatrpo.study import difference_of_means, final_return, read_records, write_record
-from tests.study.synthetic import make_record
+from sb3_uatrpo.study import read_records
+from sb3_uatrpo.study.statistics import difference_of_means, final_return
+from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,10 +94,12 @@ def test_the_recommendation(ours, choice, somewhere):
 def test_the_table_of_all_runs(capsys):
     main(["--folder", str(ROOT / "benchmarks" / "results" / "first")])
     printed = capsys.readouterr().out
-    records, _ = read_records(ROOT / "benchmarks" / "results" / "first" / "records")
-    chosen = [r for r in records if (r.spec.algo, r.spec.env_id) == ("uatrpo", "Hopper-v4")]
-    returns = [final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in chosen]
-    ratios = np.concatenate([np.array(r.updates["kl_ratio"], dtype=float) for r in chosen])
+    study = read_records(ROOT / "benchmarks" / "results" / "first" / "records")
+    chosen = study.runs.index[(study.runs.algo == "uatrpo") & (study.runs.env == "Hopper-v4")]
+    by_run = [study.episodes[study.episodes.run == i] for i in chosen]
+    returns = [final_return(of.step, of["return"], 300_000) for of in by_run]
+    updates = study.updates[study.updates.run.isin(chosen)]
+    ratios = updates.kl_ratio
     (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | uatrpo (paper-batches) |")]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[2] == "4"
@@ -107,10 +110,8 @@ def test_the_table_of_all_runs(capsys):
     assert cells[6] == f"{np.nanmedian(ratios):.2f}"
     assert cells[7] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
     for cell, key in ((8, "kl_proposed"), (9, "kl_divergence_loss")):
-        logged = np.concatenate([np.array(r.updates[key], dtype=float) for r in chosen])
-        assert cells[cell] == f"{np.nanmean(logged):.4f}"
-    fractions = np.concatenate([np.array(r.updates["step_fraction"], dtype=float) for r in chosen])
-    assert cells[10] == f"{np.mean(fractions < 1):.1%}"
+        assert cells[cell] == f"{updates[key].mean():.4f}"
+    assert cells[10] == f"{np.mean(updates.step_fraction < 1):.1%}"
     assert "no task has several runs of both" in printed
 
 
@@ -124,7 +125,7 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
     }
     for (algo, variant), final in levels.items():
         for seed in range(3):
-            write_record(make_record(algo, seed=seed, final=final + seed, variant=variant), tmp_path / "records")
+            write_run(tmp_path, algo, seed=seed, final=final + seed, variant=variant)
 
     def judged(*arguments: str) -> tuple[list[list[str]], list[str]]:
         main(["--folder", str(tmp_path), *arguments])
@@ -158,15 +159,15 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
 
 def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     for seed in range(5):
-        write_record(make_record("uatrpo_paper", seed=seed, final=200.0 + seed), tmp_path / "ours" / "records")
+        write_run(tmp_path / "ours", "uatrpo_paper", seed=seed, final=200.0 + seed)
     for seed in range(3):
         for folder in ("theirs", "copy"):
-            write_record(make_record("ppo", seed=seed, final=100.0 + seed), tmp_path / folder / "records")
+            write_run(tmp_path / folder, "ppo", seed=seed, final=100.0 + seed)
     main(["--folder", str(tmp_path / "ours")])
     assert "fewer than 5 runs" not in capsys.readouterr().out
     main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
     # a failed repetition elsewhere changes nothing
-    write_record(make_record("uatrpo_paper", seed=0, status="failed"), tmp_path / "copy" / "records")
+    write_run(tmp_path / "copy", "uatrpo_paper", seed=0, failed=True)
     capsys.readouterr()
     main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
     printed = capsys.readouterr().out
@@ -174,7 +175,7 @@ def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     assert "| uatrpo_paper against ppo | better: +101 (" in printed
     assert "ppo | 3 | 101 ± 1 " in printed
     assert "fewer than 5 runs" in printed
-    write_record(make_record("ppo", seed=9, n_timesteps=77_000), tmp_path / "copy" / "records")
+    write_run(tmp_path / "copy", "ppo", seed=9, n_timesteps=77_000)
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path / "ours"), str(tmp_path / "copy")])
     assert "--folder: " in capsys.readouterr().err
@@ -183,7 +184,7 @@ def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
 def test_a_report_has_the_tables_in_markdown(tmp_path):
     for algo, final in (("uatrpo_paper", 200.0), ("trpo_matched", 100.0)):
         for seed in range(3):
-            write_record(make_record(algo, seed=seed, final=final + seed), tmp_path / "records")
+            write_run(tmp_path, algo, seed=seed, final=final + seed)
     page = tmp_path / "new" / "judged.md"
     main(["--folder", str(tmp_path), "--report", str(page)])
     lines = page.read_text(encoding="utf-8").splitlines()

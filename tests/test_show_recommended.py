@@ -1,14 +1,14 @@
 """The tables and figures of the preset, on runs whose results are plain."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from benchmark_recommended import main as measure_minutes
 from show_recommended import main
 
-from sb3_uatrpo.study import write_record
-from tests.study.synthetic import make_record
+from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,8 +28,7 @@ def folder(tmp_path):
     for (algo, env_id, variant), final in finals.items():
         for seed in range(5):
             kl_ratio = {"uatrpo": (1.0, 0.0), "trpo_matched": (1.8, 0.0)}.get(algo)
-            record = make_record(algo, env_id, seed, final + 10 * seed, variant=variant, kl_ratio=kl_ratio)
-            write_record(record, tmp_path / "records")
+            write_run(tmp_path, algo, env_id, seed, final + 10 * seed, variant=variant, kl_ratio=kl_ratio)
     rows = [("uatrpo", "Hopper-v4", 5.0), ("uatrpo", "Hopper-v4", 7.0), ("ppo (defaults)", "Hopper-v4", 20.0)]
     minutes = [{"algorithm": algo, "task": task, "minutes": time} for algo, task, time in rows]
     (tmp_path / "minutes.json").write_text(json.dumps({"minutes": minutes}))
@@ -80,8 +79,8 @@ def test_each_environment_has_returns_differences_and_minutes(folder, capsys):
 def test_differences_that_the_test_of_the_means_does_not_confirm_have_no_mark(folder):
     """Ours is always ahead, but PPO's runs are far apart."""
     for seed, final in enumerate([2900.0, 2900.0, 2900.0, 2900.0, 500.0]):
-        write_record(make_record("ppo", "Swimmer-v4", seed, final), folder / "records")
-        write_record(make_record("uatrpo", "Swimmer-v4", seed, 3000.0 + seed), folder / "records")
+        write_run(folder, "ppo", "Swimmer-v4", seed, final)
+        write_run(folder, "uatrpo", "Swimmer-v4", seed, 3000.0 + seed)
     tables = without_minutes(folder)
     against = tables[DIFFERENCES]["Swimmer-v4"]["minus PPO"]
     assert against.startswith("+582 (")
@@ -91,10 +90,10 @@ def test_differences_that_the_test_of_the_means_does_not_confirm_have_no_mark(fo
 
 def test_last_evaluations_are_means_of_their_episodes(folder):
     for algo in ("uatrpo", "trpo"):
-        write_record(make_record(algo, "Swimmer-v4", eval_freq=0), folder / "records")
+        write_run(folder, algo, "Swimmer-v4", eval_freq=0)
     tables = without_minutes(folder)
     by_task = tables["Last deterministic evaluations"]
-    # one above the final return, see make_record
+    # one above the final return, see write_run
     expected = {"UATRPO": "3,021 ± 7", "PPO": r"2,021 ± 7 \* †", "TRPO": "4,021 ± 7"}
     assert by_task["Hopper-v4"] == expected
     assert by_task["Swimmer-v4"] == {"UATRPO": "–", "PPO": "–", "TRPO": "–"}
@@ -103,8 +102,7 @@ def test_last_evaluations_are_means_of_their_episodes(folder):
 
 def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
-        (last,) = (folder / "records").glob(f"trpo_matched_*_s{seed}_*")
-        last.unlink()
+        shutil.rmtree(folder / "same-settings" / "trpo_matched" / f"Hopper-v4_{seed + 1}")
     by_task = without_minutes(folder)["Controls"]
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
     assert hopper["TRPO, same hyperparameters"] == "2,510 ± 6 [3]"
@@ -115,7 +113,7 @@ def test_controls_show_what_is_due_to_the_method(folder):
 
 
 def test_versions_of_an_environment_stand_side_by_side(folder):
-    write_record(make_record("uatrpo", "Hopper-v5", final=3100.0), folder / "records")
+    write_run(folder, "uatrpo", "Hopper-v5", final=3100.0)
     by_task = without_minutes(folder)["Versions"]
     assert by_task["Hopper"] == {"version 4": "3,020 ± 7", "version 5": "3,100 [1]"}
     assert by_task["Ant"] == {"version 4": "1,520 ± 7", "version 5": "–"}
@@ -125,7 +123,7 @@ def test_the_environments_of_a_newer_folder_replace_those_of_the_others(folder, 
     newer = tmp_path / "newer"
     for algo, final in (("uatrpo", 2000.0), ("ppo", 1000.0)):
         for seed in range(5, 10):
-            write_record(make_record(algo, "Ant-v4", seed, final + 10 * (seed - 7)), newer / "records")
+            write_run(newer, algo, "Ant-v4", seed, final + 10 * (seed - 7))
     tables = without_minutes(folder, "--newer", newer)
     ant = tables[RETURNS]["Ant-v4"]
     assert (ant["UATRPO"], ant["PPO"]) == ("2,000 ± 7", r"1,000 ± 7 \*")
@@ -136,11 +134,11 @@ def test_the_environments_of_a_newer_folder_replace_those_of_the_others(folder, 
     options = ["--folder", str(folder), "--output", str(tmp_path / "figures")]
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "none")])
-    assert "none/records: no such folder" in capsys.readouterr().err
-    (tmp_path / "empty" / "records").mkdir(parents=True)
+    assert "none: no such folder" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "empty")])
-    assert "--newer: there are no records in" in capsys.readouterr().err
+    assert "empty: neither a study nor a folder that RL Zoo wrote" in capsys.readouterr().err
 
 
 def test_some_environments_are_shown_with_the_correction_for_all(folder):
@@ -153,8 +151,7 @@ def test_some_environments_are_shown_with_the_correction_for_all(folder):
 
 
 def test_a_difference_needs_all_runs(folder):
-    (last,) = (folder / "records").glob("trpo_Ant-v4_s4_*")
-    last.unlink()
+    shutil.rmtree(folder / "plain" / "trpo" / "Ant-v4_5")
     tables = without_minutes(folder)
     assert tables[RETURNS]["Ant-v4"] == {"UATRPO": "1,520 ± 7", "PPO": "–", "TRPO": "1,515 ± 6 [4]"}
     assert tables[DIFFERENCES]["Ant-v4"] == {"runs": "5, 0, 4", "minus PPO": "–", "minus TRPO": "–"}
@@ -164,9 +161,9 @@ def test_aggregates_are_over_the_seeds_that_all_methods_have_everywhere(tmp_path
     """PPO wins in one environment with its seeds alone, and loses everywhere with those in common."""
     for env_id in ("Hopper-v4", "Ant-v4"):
         for seed in range(4):
-            write_record(make_record("uatrpo", env_id, seed, 1000.0 + seed), tmp_path / "records")
-            write_record(make_record("trpo", env_id, seed + 1, 500.0 + seed), tmp_path / "records")
-            write_record(make_record("ppo", env_id, seed + 2, 9000.0 if seed > 1 else 0.0), tmp_path / "records")
+            write_run(tmp_path, "uatrpo", env_id, seed, 1000.0 + seed)
+            write_run(tmp_path, "trpo", env_id, seed + 1, 500.0 + seed)
+            write_run(tmp_path, "ppo", env_id, seed + 2, 9000.0 if seed > 1 else 0.0)
     by_name = {key: cells["value"] for key, cells in without_minutes(tmp_path)["Over all environments"].items()}
     # seeds 2 and 3, on which all of ours are near 1,000, TRPO's near 500, PPO's 0 and the highest of all is ours
     assert by_name["IQM of UATRPO"] == "1.00 (1.00 to 1.00)"
@@ -211,7 +208,7 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
     finals = {"uatrpo": [3000.0] * 5, "ppo": [2800.0, 2900.0, 3000.0, 2850.0, 2950.0]}
     for algo, returns in finals.items():
         for seed, final in enumerate(returns):
-            write_record(make_record(algo, "Swimmer-v4", seed, final + seed), folder / "records")
+            write_run(folder, algo, "Swimmer-v4", seed, final + seed)
     tables = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "figures")])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["p values"].splitlines()[2:]]
     by_comparison = {(task, against): cells for task, against, *cells in rows}
@@ -241,14 +238,14 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
 
 def test_runs_without_baselines_are_shown_alone(tmp_path):
     for seed in range(5):
-        write_record(make_record("uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed), tmp_path / "records")
+        write_run(tmp_path, "uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed)
     tables = without_minutes(tmp_path)
     assert tables[DIFFERENCES]["Ant-v4"]["runs"] == "5, 0, 0"
     assert tables.keys().isdisjoint({"p values", "Significant leads", "Over all environments"})
 
 
 def test_folders_without_our_runs_are_refused(tmp_path, capsys):
-    write_record(make_record("ppo"), tmp_path / "records")
+    write_run(tmp_path, "ppo")
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path)])
     assert "there are no finished runs of uatrpo" in capsys.readouterr().err

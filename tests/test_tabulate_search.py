@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from tabulate_search import finished_runs, main, report, tabulate_changes
 
-from sb3_uatrpo.study import write_record
-from tests.study.synthetic import make_record
+from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,14 +22,13 @@ def write_runs(folder, variant: str, finals: dict[str, float], seeds=range(100, 
     for env_id, final in finals.items():
         for seed in seeds:
             # the mean over the four seeds is ``final``, and its standard error that of -15, -5, 5 and 15, which is 6.45
-            record = make_record(algo, env_id=env_id, seed=seed, final=final + 10 * (seed - 101.5), variant=variant)
-            write_record(record, folder / "records")
+            write_run(folder, algo, env=env_id, seed=seed, final=final + 10 * (seed - 101.5), variant=variant)
 
 
 def test_each_setting_has_a_row_the_best_area_first(tmp_path):
     for variant, final in (("", 1000.0), ("less noise", 2000.0)):
         for seed in (100, 101):
-            write_record(make_record("uatrpo", seed=seed, final=final + seed, variant=variant), tmp_path / "records")
+            write_run(tmp_path, "uatrpo", seed=seed, final=final + seed, variant=variant)
     header, *rows = rows_of("--folder", tmp_path)
     assert [row[1] for row in rows] == ["less noise", "base"]
     best = dict(zip(header, rows[0], strict=True))
@@ -53,8 +51,8 @@ def test_means_have_standard_errors_where_there_are_several_runs(tmp_path):
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path)])
-    assert "records: no such folder" in capsys.readouterr().err
-    (tmp_path / "records").mkdir()
+    assert "neither a study" in capsys.readouterr().err
+    write_run(tmp_path, failed=True)
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path)])
     assert "--folder: there are no finished runs in" in capsys.readouterr().err
@@ -100,10 +98,10 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     ],
 )
 def test_what_cannot_be_ranked_is_named(tmp_path, capsys, tasks, rivals, message):
-    write_runs(tmp_path, "", {"Hopper-v4": 1000}, seeds=[100])
+    write_runs(tmp_path / "search", "", {"Hopper-v4": 1000}, seeds=[100])
     write_runs(tmp_path / "rivals", "", {"Hopper-v4": 2000}, algo="ppo")
     with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path), "--rivals", str(tmp_path / rivals), "--env", *tasks])
+        main(["--folder", str(tmp_path / "search"), "--rivals", str(tmp_path / rivals), "--env", *tasks])
     assert message in capsys.readouterr().err
 
 
@@ -123,7 +121,7 @@ def test_changes_are_differences_from_the_base(tmp_path):
     write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
     write_runs(tmp_path, "elsewhere", {"Swimmer-v4": 1000})
     write_runs(tmp_path, "another start", {"Hopper-v4": 0})
-    table = tabulate_changes(finished_runs(tmp_path), "the base", ["another start"])
+    table = tabulate_changes(finished_runs(tmp_path).runs, "the base", ["another start"])
     assert table.splitlines()[0] == "| change | Ant-v4 | Hopper-v4 |"
     assert table.splitlines()[2:] == ["| less noise | – | +100 ± 9 [4] |", "| one run | – | -15 [1] |"]
 

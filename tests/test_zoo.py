@@ -420,7 +420,7 @@ def test_the_study_of_the_small_tasks_has_them_all():
         entries = yaml.safe_load(file.read_text())
         del entries["default"]
         small = [env_id for env_id in entries if "mujoco" not in str(gym.spec(env_id).entry_point)]
-        planned = {spec.env_id: spec.n_timesteps for spec in specs if spec.algo == algo}
+        planned = {spec.env: spec.n_timesteps for spec in specs if spec.algo == algo}
         assert planned == {env_id: entries[env_id]["n_timesteps"] for env_id in small}
 
 

@@ -1,159 +1,188 @@
-"""From the user's request to the specifications of all runs. RL Zoo reads the hyperparameters."""
+"""From the user's request to the runs of a study, and what else their numbers depend on: versions."""
 
 import argparse
 import ast
-import difflib
+import hashlib
 import inspect
 import io
 import itertools
 import json
 import os
+import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sb3_uatrpo.study.record import RunSpec, StudyError, check_schema, refuse_unequal_lengths
+import sb3_uatrpo
 
+NOISE = "adversarial_noise"
+# What users call runs without a variant; failed runs have a folder of their own
+PLAIN, FAILED = "plain", "failed"
 # What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
     "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "noise_std", "noise_type",
-    "normalize", "policy", "vec_env_wrapper",
+    "normalize", "vec_env_wrapper",
 }  # fmt: skip
-# Arguments of the constructor that the run sets itself
-NOT_HYPERPARAMETERS = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
-NOISE = "adversarial_noise"
-# As YAML and Python write them
-WORDS = {"true": True, "false": False, "null": None, "none": None}
-# A longer range is a mistake in writing
-MAX_SEEDS = 100_000
+PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "stable_baselines3", "torch")
+# What a study file may contain, and its types: YAML reads 1e6 as text
+STUDY_FILE: dict[str, Any] = {
+    "algorithms": list, "environments": list, "seeds": int | str | list, "n_timesteps": int | float | str,
+    "noise": list, "eval_freq": int, "n_eval_episodes": int, "variants": dict,
+}  # fmt: skip
+
+
+class StudyError(Exception):
+    """A request that cannot be met. The one-line message names what was given and what would be accepted."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One run of RL Zoo, whose names its fields have. Steps are those of all environments of the run.
+
+    :param variant: a name without ``=``, or varied values such as ``"noise=1"``, or both; ``""`` if there are none
+    :param hyperparameters: as in RL Zoo's YAML files, with all overrides, without ``n_timesteps``; JSON values
+    """
+
+    algo: str
+    env: str
+    seed: int
+    variant: str
+    n_timesteps: int
+    eval_freq: int
+    n_eval_episodes: int
+    hyperparameters: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """:return: its place in the study's folder, as RL Zoo has it: ``plain/uatrpo/Hopper-v4_1`` for seed 0"""
+        variant = re.sub(r"[^\w.=,-]+", "-", self.variant, flags=re.ASCII) or PLAIN
+        if len(variant) > 100:
+            variant = f"{variant[:90]}_{hashlib.sha256(self.variant.encode()).hexdigest()[:9]}"
+        # 0 stands for the latest run in RL Zoo's commands
+        return Path(variant, self.algo, f"{self.env.rpartition(':')[2].replace('/', '-')}_{self.seed + 1}")
+
+    def __str__(self) -> str:
+        variant = f" ({self.variant})" if self.variant else ""
+        return f"{self.algo}{variant} on {self.env}, seed {self.seed}"
+
+
+def split_variant(variant: str) -> tuple[str, list[str]]:
+    """:return: the name of the variant, ``""`` if it has none, and the varied values, such as ``["noise=1"]``"""
+    # the comma within a value is followed by a space
+    parts = [part for part in re.split(r",(?! )", variant) if part]
+    return (parts[0], parts[1:]) if parts and "=" not in parts[0] else ("", parts)
+
+
+def versions() -> dict[str, str]:
+    """:return: versions of what affects the numbers; of this package, with a hash of its source"""
+    found = {"platform": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    root, source = Path(sb3_uatrpo.__file__).parent, hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".yml")):
+        source.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return found | {"sb3_uatrpo": f"{sb3_uatrpo.__version__} (source {source.hexdigest()[:12]})"}
 
 
 def plan(
     algos: Sequence[str],
     env_ids: Sequence[str],
     seeds: Iterable[int | str],
-    n_timesteps: int | None = None,
+    n_timesteps: int | str | None = None,
     params: Sequence[str] = (),
     vary: Mapping[str, Sequence[Any]] | None = None,
     conf_files: Sequence[str] = (),
     eval_freq: int = 25_000,
     n_eval_episodes: int = 5,
     variants: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
-) -> list[RunSpec]:
+) -> list[Run]:
     """
     All runs of a study: algorithms and their named variants × environments × seeds × varied hyperparameters.
 
-    :param algos: names that RL Zoo knows
-    :param env_ids: Gymnasium's names; ``module:name`` first imports the module that registers the environment
-    :param seeds: seeds, and ranges such as ``"0-49"``; each is combined with everything else
-    :param n_timesteps: steps of each run, ``None`` for the number in the hyperparameter file
-    :param params: overridden hyperparameters, ``name:value`` for all algorithms or ``algo.name:value`` for one
+    The arguments are written as the options of the command line (``docs/study.md``), except for these:
+
     :param vary: values to try, by name of the hyperparameter. The value 0 of ``adversarial_noise`` means none.
-    :param conf_files: hyperparameter files instead of the algorithms' own, ``file`` for all or ``algo:file`` for one
-    :param eval_freq: steps between deterministic evaluations, 0 for none
-    :param n_eval_episodes: episodes of each evaluation
-    :param variants: for each name, as reports show it, and each algorithm: the hyperparameters that the variant changes
-    :return: the specification of each run, seed after seed, so that a study that was cut short is balanced
-    :raises StudyError: if an algorithm, environment, hyperparameter or file does not exist, a value is invalid, or
-        runs on one environment would have different numbers of steps
+    :param variants: for each name and algorithm, the hyperparameters that the variant changes
+    :return: the runs, seed after seed, so that a study that was cut short is balanced
+    :raises StudyError: if something does not exist, a value is invalid, or runs on one environment have other lengths
     """
     from rl_zoo3.utils import ALGOS
 
     from sb3_uatrpo.zoo import register
 
-    # algorithm, name of its variant, and what that changes
-    named: list[tuple[str, str, Mapping[str, Any]]] = [(algo, "", {}) for algo in algos]
-    for variant, by_algo in (variants or {}).items():
-        if not re.fullmatch(r"(?=.*\S)[^=,]+", str(variant)):
-            raise StudyError(f"the name of a variant must not be empty or contain '=' or ',', but it is {variant!r}")
-        named += [(algo, str(variant), changes) for algo, changes in by_algo.items()]
-    every_algo = list(dict.fromkeys(algo for algo, _, _ in named))
     register()
-    algorithms: dict[str, type] = ALGOS
-    for algo in every_algo:
-        if algo not in algorithms:
-            raise StudyError(f"unknown algorithm {algo!r}{_close_to(algo, algorithms)}")
-    texts_of = _by_algorithm("a hyperparameter", params, ".", every_algo, str.isidentifier)
-    overrides = {algo: dict(map(split_assignment, texts)) for algo, texts in texts_of.items()}
-    changed = set().union(*overrides.values(), *(changes for _, _, changes in named))
-    if n_timesteps is not None and "n_timesteps" in changed:
-        raise StudyError(f"n_timesteps is given twice: for all runs ({n_timesteps}), and as a hyperparameter")
-    for name in changed.intersection(vary or {}):
-        raise StudyError(f"{name} is both overridden and varied: the names of the variants would be wrong")
-    # other colons belong to the path of a file
-    configs = _by_algorithm("a file", conf_files, ":", every_algo, algorithms.__contains__)
+    named: list[tuple[str, str, dict[str, Any]]] = [(algo, "", {}) for algo in algos]
+    for name, by_algo in (variants or {}).items():
+        if not re.fullmatch(r"(?=.*\S)[^=,]+", name) or name in (PLAIN, FAILED):
+            raise StudyError(f"the name of a variant must not be {PLAIN}, {FAILED} or have '=' or ',': {name!r}")
+        named += [(algo, name, dict(changes)) for algo, changes in by_algo.items()]
+    every_algo = {algo for algo, _, _ in named}
+    if unknown := sorted(every_algo - ALGOS.keys()):
+        raise StudyError(f"unknown algorithm {unknown[0]!r}; RL Zoo knows {', '.join(sorted(ALGOS))}")
+
+    def own(algo: str, texts: Sequence[str], separator: str) -> list[str]:
+        others = tuple(f"{other}{separator}" for other in every_algo - {algo})
+        ours = [text for text in texts if not text.startswith(others)]
+        # those for one algorithm come last, and win
+        ours.sort(key=lambda text: text.startswith(f"{algo}{separator}"))
+        return [text.removeprefix(f"{algo}{separator}") for text in ours]
+
     kinds = []
-    for env_id, (algo, name, changes) in itertools.product(env_ids, named):
-        of = f"{algo} on {env_id}"
-        hyperparameters = _hyperparameters(algo, env_id, {**overrides[algo], **changes}, configs[algo])
-        configured = hyperparameters.pop("n_timesteps", None)
-        steps = _whole(configured if n_timesteps is None else n_timesteps, of)
-        if algo == "ars" and hyperparameters.get("n_envs", 1) != 1:
-            # RL Zoo evaluates its candidates in processes of their own, whose episodes no record would contain
-            raise StudyError(f"ars takes n_envs 1 in a study, but on {env_id} it is {hyperparameters['n_envs']}")
-        for condition, values in _conditions(vary or {}).items():
-            varied = hyperparameters | values
-            # without noise it is the algorithm itself, even if a file sets some
-            if values.get(NOISE) == 0:
-                del varied[NOISE]
-            _check_names(algo, algorithms, varied)
-            variant = ",".join(filter(None, [name, condition]))
-            settings = {name: _setting(name, value, of) for name, value in varied.items()}
-            kinds.append((algo, env_id, steps, variant, settings))
-    refuse_unequal_lengths(
-        ((env_id, algo, steps) for algo, env_id, steps, _, _ in kinds),
-        "give all runs one number (--n-timesteps), or each algorithm a study of its own",
-    )
-    specs = [
-        RunSpec(algo, env_id, seed, steps, variant, settings, eval_freq, n_eval_episodes)
-        for seed in parse_seeds(seeds)
-        for algo, env_id, steps, variant, settings in kinds
-    ]
-    return list(dict.fromkeys(specs))
+    varied = _conditions(vary or {}).items()
+    for env_id, (algo, name, changes), (condition, values) in itertools.product(env_ids, named, varied):
+        overrides = dict(map(split_assignment, own(algo, params, "."))) | changes
+        settings = _hyperparameters(algo, env_id, overrides, own(algo, conf_files, ":"), values)
+        if n_timesteps is not None and "n_timesteps" in overrides:
+            raise StudyError(f"n_timesteps is given twice: for all runs ({n_timesteps}), and as a hyperparameter")
+        if twice := overrides.keys() & values.keys():
+            raise StudyError(f"{twice.pop()} is both overridden and varied: the names of the variants would be wrong")
+        configured = settings.pop("n_timesteps", None)
+        steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
+        kinds.append((algo, env_id, ",".join(filter(None, [name, condition])), steps, settings))
+    remedy = "give all runs one number (--n-timesteps), or each algorithm a study of its own"
+    refuse_unequal_lengths([(env_id, algo, steps) for algo, env_id, _, steps, _ in kinds], remedy)
+    runs: dict[Path, Run] = {}
+    for seed, (algo, env_id, variant, steps, settings) in itertools.product(parse_seeds(seeds), kinds):
+        run = Run(algo, env_id, seed, variant, steps, eval_freq, n_eval_episodes, settings)
+        if (other := runs.setdefault(run.path, run)) != run:
+            raise StudyError(f"{other} and {run} would have one folder, {run.path}: give them names that differ more")
+    return list(runs.values())
 
 
-# What a study's file may contain: arguments of ``plan``, and the values of --noise
-STUDY_FILE = {
-    "type": "object",
-    "properties": {
-        "algorithms": {"type": "array", "items": {"type": "string"}},
-        "environments": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        "seeds": {"type": ["integer", "string", "array"], "minItems": 1},
-        # YAML reads 1e6 as a string
-        "n_timesteps": {"type": ["number", "string"]},
-        "noise": {"type": "array", "items": {"type": "number", "minimum": 0}},
-        "eval_freq": {"type": "integer", "minimum": 0},
-        "n_eval_episodes": {"type": "integer", "minimum": 1},
-        "variants": {
-            "type": "object",
-            "additionalProperties": {"type": "object", "additionalProperties": {"type": "object"}, "minProperties": 1},
-        },
-    },
-    "additionalProperties": False,
-}
+def refuse_unequal_lengths(runs: Iterable[tuple[str, str, int]], remedy: str) -> None:
+    """:raises StudyError: if runs (environment, algorithm, steps) on one environment have different numbers of steps"""
+    first: dict[str, tuple[str, int]] = {}
+    for env_id, algorithm, steps in runs:
+        other, others = first.setdefault(env_id, (algorithm, steps))
+        if others != steps:
+            lengths = f"{other} has {others:,} steps and {algorithm} {steps:,}"
+            raise StudyError(f"reports do not compare runs of different length: on {env_id}, {lengths}; {remedy}")
 
 
 def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """
-    :return: arguments of ``plan`` by name, from a YAML file with ``algorithms``, ``environments``, ``seeds``,
-        ``n_timesteps``, ``noise``, ``eval_freq``, ``n_eval_episodes`` and ``variants``, all optional
-    :raises StudyError: naming the file, if it cannot be read or has other content
-    """
+    """:return: arguments of ``plan``, from a YAML file with some of ``STUDY_FILE``"""
     import yaml
 
-    try:
-        content = as_json(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
-        check_schema(content, STUDY_FILE)
-    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise StudyError(f"{path}: {' '.join(str(error).split())}") from error
-    seeds, noise = content.pop("seeds", 0), content.pop("noise", [])
-    names = {"algorithms": "algos", "environments": "env_ids"}
-    study = {names.get(name, name): value for name, value in content.items()}
-    study["seeds"] = parse_seeds(seeds if isinstance(seeds, list) else [seeds])
-    return study | ({"vary": {NOISE: list(map(float, noise))}} if noise else {})
+    with _errors_of(path):
+        study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(study, dict) or study.keys() - STUDY_FILE.keys():
+            raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, but it holds {study!r:.100}")
+        for name, value in study.items():
+            if not isinstance(value, STUDY_FILE[name]):
+                kind = getattr(STUDY_FILE[name], "__name__", STUDY_FILE[name])
+                raise ValueError(f"{name} must be a {kind}, but it is {value!r:.100}")
+        seeds, noise = study.pop("seeds", 0), list(map(float, study.pop("noise", ())))
+        names = {"algorithms": "algos", "environments": "env_ids"}
+        study = {names.get(name, name): value for name, value in study.items()}
+        study["seeds"] = parse_seeds(seeds if isinstance(seeds, list) else [seeds])
+        return study | ({"vary": {NOISE: noise}} if noise else {})
 
 
 def parse_seeds(texts: Iterable[int | str]) -> list[int]:
@@ -162,10 +191,10 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
     for text in texts:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not first <= last < 2**32:
-            raise StudyError(f"a seed must be an integer from 0 to 2**32-1, but it is {text}; 0-49 is a range")
-        if last - first >= MAX_SEEDS:
-            raise StudyError(f"a range may have up to {MAX_SEEDS:,} seeds, but {text} has {last - first + 1:,}")
+        # a longer range is a mistake in writing
+        if not first <= last < 2**32 or last - first >= 100_000:
+            accepted = "an integer from 0 to 2**32-1, or a range such as 0-49 of up to 100,000 seeds"
+            raise StudyError(f"a seed must be {accepted}, but it is {text}")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
@@ -178,83 +207,50 @@ def register_environment(env_id: str) -> str:
     return name
 
 
-def _hyperparameters(algo: str, env_id: str, overrides: dict[str, Any], configs: Sequence[str]) -> dict[str, Any]:
-    """The entry of the last hyperparameter file, as ``python -m rl_zoo3.train`` would find it."""
+def split_assignment(text: str) -> tuple[str, Any]:
+    """:return: the name and the value of ``name:value``: a Python literal, a word of YAML, or text such as code"""
+    name, _, value = text.partition(":")
+    if not name or not value:
+        raise StudyError(f"a hyperparameter must be written name:value, but it is {text!r}")
+    with suppress(ValueError, SyntaxError):
+        return name, ast.literal_eval(value.strip())
+    return name, {"true": True, "false": False, "null": None, "none": None}.get(value.strip().lower(), value)
+
+
+def _hyperparameters(
+    algo: str, env_id: str, overrides: dict[str, Any], configs: list[str], varied: dict[str, Any]
+) -> dict[str, Any]:
+    """The entry of the last hyperparameter file, as RL Zoo's ``train`` would find it, with the varied values."""
     import gymnasium as gym
     from rl_zoo3.exp_manager import ExperimentManager
+    from rl_zoo3.utils import ALGOS
 
     with _errors_of(f"environment {env_id!r}"):
         name = register_environment(env_id)
-    if name not in gym.registry or env_id.startswith(":"):
-        raise StudyError(f"unknown environment {env_id!r}{_close_to(name, gym.registry)}")
-    config = configs[-1] if configs else None
-    options: dict[str, Any] = {"hyperparams": overrides, "config": config}
-    source = f" in {config}" if config else ""
-    with _errors_of(f"hyperparameters of {algo} on {env_id}{source}"), redirect_stdout(io.StringIO()):
-        return ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options).read_hyperparameters()[1]
+        if name not in gym.registry or env_id.startswith(":"):
+            raise ValueError("Gymnasium does not know it; module:name imports the module that registers it")
+    with _errors_of(f"hyperparameters of {algo} on {env_id}{f' in {configs[-1]}' if configs else ''}"):
+        options: dict[str, Any] = {"hyperparams": overrides, "config": configs[-1] if configs else None}
+        with redirect_stdout(io.StringIO()):
+            manager = ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options)
+            found = {**manager.read_hyperparameters()[1], **varied}
+        # without noise it is the algorithm itself, even if a file sets some
+        settings = {key: value for key, value in found.items() if key != NOISE or varied.get(NOISE) != 0}
+        known = {*inspect.signature(ALGOS[algo]).parameters, *ZOO_HYPERPARAMETERS} - {"self", "env", "seed"}
+        if unknown := sorted((settings.keys() - {"n_timesteps"} | varied.keys()) - known):
+            raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        # as a file returns them
+        return dict(json.loads(json.dumps(settings, allow_nan=False)))
 
 
 @contextmanager
-def _errors_of(source: str) -> Iterator[None]:
+def _errors_of(source: Any) -> Iterator[None]:
     """A user's module, or a hyperparameter file of Python, may raise anything, or end the process."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise StudyError(f"{source}: {type(error).__name__}: {' '.join(str(error).split())}") from error
-
-
-def parse_value(text: str) -> Any:
-    """
-    :return: the value of a Python literal, or of YAML's ``true``, ``false`` and ``null``; other text unchanged, since
-        RL Zoo evaluates some code in its files
-    """
-    with suppress(ValueError, SyntaxError):
-        return ast.literal_eval(text.strip())
-    return WORDS.get(text.strip().lower(), text)
-
-
-def split_assignment(text: str) -> tuple[str, Any]:
-    """:return: the name and the value of ``name:value``"""
-    name, _, value = text.partition(":")
-    if not name or not value:
-        raise StudyError(f"a hyperparameter must be written name:value, but it is {text!r}")
-    return name, parse_value(value)
-
-
-def as_json(value: Any) -> Any:
-    """:return: the value as JSON returns it, with lists for tuples; ValueError or TypeError if it cannot hold it"""
-    if isinstance(value, dict):
-        if not_text := [key for key in value if not isinstance(key, str)]:
-            raise ValueError(f"a key must be text, but it is {not_text[0]!r}")
-        return {key: as_json(of) for key, of in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(of) for of in value]
-    return json.loads(json.dumps(value, allow_nan=False))
-
-
-def _close_to(name: str, known: Iterable[str]) -> str:
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known names: {', '.join(known)}" if len(known) < 50 else ""
-
-
-def _by_algorithm(
-    what: str, texts: Sequence[str], separator: str, algos: Sequence[str], is_algorithm: Callable[[str], bool]
-) -> dict[str, list[str]]:
-    """What is given for each algorithm: the texts for all, then those that begin with its name and the separator."""
-    for_all: list[str] = []
-    for_one: dict[str, list[str]] = {algo: [] for algo in algos}
-    for text in texts:
-        algo, _, rest = text.partition(separator)
-        if not rest or not is_algorithm(algo):
-            for_all.append(text)
-        elif algo in for_one:
-            for_one[algo].append(rest)
-        else:
-            raise StudyError(f"{text} gives {what} to {algo!r}, which is not in the study")
-    return {algo: for_all + texts for algo, texts in for_one.items()}
+        kind = "" if type(error) in (StudyError, ValueError) else f"{type(error).__name__}: "
+        raise StudyError(f"{source}: {kind}{' '.join(str(error).split())}") from error
 
 
 def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
@@ -262,52 +258,20 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     conditions: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*vary.values()):
         condition = dict(zip(vary, values, strict=True))
-        if type(condition.get(NOISE)) is int:
-            # as --noise and study files have it, or the same run would have two keys
-            condition[NOISE] = float(condition[NOISE])
-        named = [
-            f"{'noise' if name == NOISE else name}={_short(value)}"
-            for name, value in condition.items()
-            if name != NOISE or value != 0
-        ]
+        shown = []
+        for name, value in condition.items():
+            text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+            # commas without a space separate the values of a variant
+            text = f"{name.removeprefix('adversarial_')}=" + re.sub(r",(?! )", ", ", text)
+            shown += [text] if (name, value) != (NOISE, 0) else []
         # 1 and 1.0 have one name, and are one value
-        conditions.setdefault(",".join(named), condition)
+        conditions.setdefault(",".join(shown), condition)
     return conditions
-
-
-def _short(value: Any) -> str:
-    """A value in the name of a variant. Commas without a space separate the values of a variant."""
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return re.sub(r",(?! )", ", ", str(value))
 
 
 def _whole(steps: Any, of: str) -> int:
     """The number of steps as an integer: 1e6 is given as a float or a string."""
-    if steps is None:
-        raise StudyError(f"the hyperparameters of {of} have no n_timesteps: give it with --n-timesteps")
     with suppress(TypeError, ValueError):
         if (number := float(steps)) >= 1 and number.is_integer():
             return int(number)
-    raise StudyError(f"n_timesteps of {of} must be an integer of at least 1, but it is {steps!r}")
-
-
-def _setting(name: str, value: Any, of: str) -> Any:
-    """The value of a hyperparameter as a record returns it."""
-    try:
-        return as_json(value)
-    except (TypeError, ValueError) as error:
-        raise StudyError(
-            f"{name} of {of} must be a finite number or a value that JSON can hold, but it is {value!r}; code is "
-            "written as a string, as in RL Zoo's YAML files"
-        ) from error
-
-
-def _check_names(algo: str, algorithms: Mapping[str, type], hyperparameters: Iterable[str]) -> None:
-    accepted = (set(inspect.signature(algorithms[algo]).parameters) | ZOO_HYPERPARAMETERS) - NOT_HYPERPARAMETERS
-    for name in hyperparameters:
-        if name == NOISE and name not in accepted:
-            noisy = [other for other, cls in algorithms.items() if NOISE in inspect.signature(cls).parameters]
-            raise StudyError(f"{algo} has no adversarial_noise (--noise), only {', '.join(sorted(noisy))}")
-        if name not in accepted:
-            raise StudyError(f"unknown hyperparameter {name!r} of {algo}{_close_to(name, accepted)}")
+    raise StudyError(f"n_timesteps of {of} (--n-timesteps) must be an integer of at least 1, but it is {steps!r}")

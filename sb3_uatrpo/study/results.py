@@ -1,125 +1,92 @@
-"""What the runs of a study show: one table of them, and from it the values of groups and comparisons between groups."""
+"""What the runs of a study show: their names and final returns, and from these tables of groups and of pairs."""
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.record import UNVARIED, Record, RunSpec, StudyError, each_run_once, refuse_unequal_lengths
-from sb3_uatrpo.study.statistics import FINAL_SHARE, Array, Estimate
+from sb3_uatrpo.study.plan import PLAIN, StudyError, refuse_unequal_lengths, split_variant
+from sb3_uatrpo.study.statistics import FINAL_SHARE, Array
+from sb3_uatrpo.study.tables import Study
 
+# What runs that may be averaged have in common, and what takes the place of an environment for scores
+GROUP, ALL = ["env", "condition", "label"], "all environments, scores"
 # These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
-EVALUATION = ("eval_freq", "n_eval_episodes")
-# Points of a learning curve
-N_POINTS = 100
-GROUP = ["environment", "variant", "algorithm"]
-
-Pair = tuple[str, str]
-Panel = tuple[str, str]
+EVALUATION = ["eval_freq", "n_eval_episodes"]
+# Points of a learning curve, and KL ratios that count as large
+N_POINTS, THRESHOLDS = 100, (2.0, 3.0)
 
 
-def tabulate_runs(records: Sequence[Record], variants: Sequence[str] = ()) -> pd.DataFrame:
+def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
     """
-    A table with one row per run, in the order of a report. Runs that differ only in the seed, and so may be averaged,
-    have the same ``environment``, ``variant`` and ``algorithm``.
+    Name the runs as reports do, and add their final returns.
 
-    Noise and values varied for several algorithms define variants; algorithms are compared within a variant. Values
-    varied for a single algorithm become part of its name, so that its versions are compared with each other and with
-    the other algorithms.
+    Noise and values varied for several algorithms are *conditions*; algorithms are compared within one. Values varied
+    for a single algorithm become part of its *label*, so that its versions are compared with each other too.
 
-    :param records: of any algorithms, environments, variants and hyperparameters. A run that is there more than once
-        counts once.
-    :param variants: the variants to keep, ``"plain"`` for runs without varied values; all by default
-    :return: columns ``environment``; ``variant``; ``algorithm``, with the name of its variant and values varied for it
-        alone; ``seed``; ``status``; ``n_timesteps``; ``final_return`` and ``final_success``, a share of episodes, NaN
-        where unknown; and ``record``
-    :raises StudyError: if finished runs differ in hyperparameters within a name, or in numbers of steps within an
-        environment; or if one of ``variants`` does not exist
+    :param conditions: the conditions to keep, ``"plain"`` for runs without varied values; all by default
+    :return: the study, whose runs have ``condition``, ``label``, and ``final_return`` and ``final_success``, a share of
+        episodes, both NaN where unknown
+    :raises StudyError: if runs that would be averaged have other settings, or runs on one environment other lengths
     """
-    records = each_run_once(records)
-    names, algorithms = _variants_and_algorithms([record.spec for record in records])
-    rows = [(record.spec.env_id, record.spec.seed, record.status, record.spec.n_timesteps) for record in records]
-    runs = pd.DataFrame(rows, columns=["environment", "seed", "status", "n_timesteps"])
-    runs = runs.assign(variant=names, algorithm=algorithms, record=records)
-    runs["final_return"] = [_final_mean(record, record.episodes["returns"]) for record in records]
-    runs["final_success"] = list(map(_final_success, records))
-    known = [name or UNVARIED for name in sorted(set(names))]
-    for name in variants:
-        if name not in known:
-            raise StudyError(f"no runs of the variant {name!r}; there are {', '.join(known)}")
-    if variants:
-        runs = runs[runs.variant.replace("", UNVARIED).isin(variants)]
+    runs = study.runs.assign(**_names(study.runs), final_return=math.nan, final_success=math.nan)
+    shown = runs.condition.replace("", PLAIN)
+    if unknown := set(conditions).difference(shown):
+        raise StudyError(f"no runs of the variant {unknown.pop()!r}; there are {', '.join(sorted(set(shown)))}")
+    runs = runs[shown.isin(conditions or shown)].copy()
     # failed runs count in no mean
-    _refuse_unlike(runs[runs.status == "done"])
-    runs = runs.assign(place=runs.algorithm.map(in_order(runs.algorithm).index))
-    return runs.sort_values(["environment", "variant", "place", "seed"], ignore_index=True).drop(columns="place")
+    done = runs[runs.error == ""]
+    _refuse_unlike(done)
+    for i, of in study.episodes[study.episodes.run.isin(done.index)].groupby("run"):
+        value = statistics.final_return(of.step, of["return"], done.n_timesteps[i])
+        runs.loc[i, "final_return"] = value if math.isfinite(value) else math.nan
+        if "is_success" in of:
+            known = (of.is_success.notna(), of.is_success.fillna(0))
+            reported, successes = (statistics.final_return(of.step, x, done.n_timesteps[i]) for x in known)
+            runs.loc[i, "final_success"] = successes / reported if reported else math.nan
+    place = runs.label.map(in_order(runs.label).index)
+    order = runs.assign(place=place).sort_values(["env", "condition", "place", "seed"]).drop(columns="place")
+    return replace(study, runs=order)
 
 
-def _variants_and_algorithms(specs: Sequence[RunSpec]) -> tuple[list[str], list[str]]:
-    algorithms_with: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for spec in specs:
-        for change in spec.varied:
-            algorithms_with[change.partition("=")[0]].add((spec.algo, spec.variant_name))
-    shared = {name for name, algorithms in algorithms_with.items() if name == "noise" or len(algorithms) > 1}
-    variants, labels = [], []
-    for spec in specs:
-        variants.append(",".join(change for change in spec.varied if change.partition("=")[0] in shared))
-        own = joined([spec.variant_name, *(change for change in spec.varied if change.partition("=")[0] not in shared)])
-        labels.append(f"{spec.algo} ({own})" if own else spec.algo)
-    return variants, labels
-
-
-def _final_mean(record: Record, values: ArrayLike) -> float:
-    """Mean over the episodes of the final return; NaN for a run that is not done, and if it is not finite."""
-    if record.status != "done":
-        return math.nan
-    mean = statistics.final_return(record.episodes["timesteps"], values, record.spec.n_timesteps)
-    return mean if math.isfinite(mean) else math.nan
-
-
-def _final_success(record: Record) -> float:
-    """Share of successes among the episodes of the final return that report whether they succeeded; NaN if none do."""
-    if "is_success" not in record.episodes:
-        return math.nan
-    # None where an episode does not report it
-    reported = np.array(record.episodes["is_success"], dtype=np.float64)
-    share = _final_mean(record, ~np.isnan(reported))
-    return _final_mean(record, np.nan_to_num(reported)) / share if share else math.nan
+def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
+    split = [(algo, *split_variant(variant)) for algo, variant in zip(runs.algo, runs.variant, strict=True)]
+    varied: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for algo, name, changes in split:
+        for change in changes:
+            varied[change.partition("=")[0]].add((algo, name))
+    own = tuple(f"{name}=" for name, of in varied.items() if name != "noise" and len(of) == 1)
+    labels, conditions = [], []
+    for algo, name, changes in split:
+        of_label = joined([name, *(change for change in changes if change.startswith(own))])
+        labels.append(f"{algo} ({of_label})" if of_label else algo)
+        conditions.append(",".join(change for change in changes if not change.startswith(own)))
+    return {"condition": conditions, "label": labels}
 
 
 def _refuse_unlike(runs: pd.DataFrame) -> None:
-    """:raises StudyError: if runs differ that would be averaged, or compared although one had more steps"""
-    refuse_unequal_lengths(
-        zip(runs.environment, runs.algorithm, runs.n_timesteps, strict=True),
-        "report on folders that have one length for each environment",
-    )
-    for (env_id, variant, label), alike in runs.groupby(GROUP):
-        specs = [record.spec for record in alike.record]
-        settings = [spec.hyperparameters | {name: getattr(spec, name) for name in EVALUATION} for spec in specs]
-        names = _differing(settings)
-        if names and not (alike.seed.is_unique and set(EVALUATION).issuperset(names)):
-            each = (
-                ", ".join(f"{name}={of[name]}" if name in of else f"no {name}" for name in names) for of in settings
-            )
-            kinds = " and ".join(f"{kind} ({counted(n, 'run')})" for kind, n in sorted(Counter(each).items()))
-            raise StudyError(
-                f"records of different settings: {label} on {joined([env_id, variant])} has {kinds}; they need names, "
-                "as variants of a study file or by --vary"
-            )
+    lengths = zip(runs.env, runs.label, runs.n_timesteps, strict=True)
+    refuse_unequal_lengths(lengths, "report on folders that have one length for each environment")
+    for names, alike in runs.groupby(GROUP):
+        settings = [json.loads(run.hyperparameters) | {k: run[k] for k in EVALUATION} for _, run in alike.iterrows()]
+        other = differing(settings)
+        if other and not (alike.seed.is_unique and set(EVALUATION).issuperset(other)):
+            kinds = " and ".join(sorted({joined(f"{name}={of.get(name)}" for name in other) for of in settings}))
+            remedy = "they need names, as variants of a study file or by --vary"
+            raise StudyError(f"runs of different settings: {joined(names)} has {kinds}; {remedy}")
 
 
-def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """:return: the names of the settings that are not the same in all"""
     names = sorted(set().union(*settings))
-    return [name for name in names if len({json.dumps(values.get(name), sort_keys=True) for values in settings}) > 1]
+    return [name for name in names if len({json.dumps(of.get(name), sort_keys=True) for of in settings}) > 1]
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -127,148 +94,102 @@ def in_order(labels: Iterable[str]) -> list[str]:
     return sorted(set(labels), key=lambda label: (not label.startswith("uatrpo"), label))
 
 
-def pairs_of(labels: Iterable[str], algorithms: Pair | None) -> tuple[Pair, ...]:
-    """
-    :return: the pairs of labels to compare: ``algorithms``, or each ``uatrpo`` with every other label, or all pairs
-    :raises StudyError: if a given label does not exist, or both are the same
-    """
-    known = in_order(labels)
-    if algorithms is None:
-        pairs = tuple(combinations(known, 2))
-        return tuple(pair for pair in pairs if pair[0].startswith("uatrpo")) or pairs
-    for label in algorithms:
-        if label not in known:
-            raise StudyError(f"no records of {label!r}; there are {', '.join(known)}")
-    if algorithms[0] == algorithms[1]:
-        raise StudyError(f"two algorithms are compared, but {algorithms[0]!r} was given twice")
-    return (algorithms,)
-
-
-def learning_curves(runs: pd.DataFrame) -> tuple[Array, Array]:
-    """
-    :return: steps (``N_POINTS``), and at each the mean training return over the preceding ``FINAL_SHARE`` of all steps,
-        so that the last point is the final return; NaN before the first episode has ended (``n_runs x N_POINTS``)
-    """
-    last = runs.n_timesteps.iloc[0]
-    grid = np.linspace(0, last, N_POINTS + 1)[1:]
-    episodes = [(np.minimum(record.episodes["timesteps"], last), record.episodes["returns"]) for record in runs.record]
-    curves = [statistics.learning_curve(*ended, grid, FINAL_SHARE * last) for ended in episodes]
-    return grid, np.array(curves).reshape(-1, N_POINTS)
-
-
-def evaluations(runs: pd.DataFrame) -> tuple[Array, Array]:
-    """
-    :return: steps at which all runs of a group were evaluated (``n_evaluations``), and the mean return of the episodes
-        of each deterministic evaluation (``n_runs x n_evaluations``)
-    """
-    done = [record.evaluations for record in runs.record if record.evaluations["returns"]]
-    series = [pd.Series([np.mean(row) for row in of["returns"]], of["timesteps"]) for of in done]
-    if not series:
-        return np.empty(0), np.empty((0, 0))
-    # a NaN is a value too: it leaves a gap, but no other step takes its place
-    means = pd.concat(series, axis=1, join="inner")
-    return means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64).T
-
-
-def update_values(runs: pd.DataFrame, key: str) -> Array:
-    """:return: the finite values of ``train/key`` in all updates of all runs (``n_updates``)"""
-    return update_series(runs, key)[1]
-
-
-def update_series(runs: pd.DataFrame, key: str) -> tuple[Array, Array]:
-    """:return: the steps before each update with a finite value of ``train/key``, and the values (``n_updates``)"""
-    logged = [[record.updates["timesteps"], record.updates[key]] for record in runs.record if key in record.updates]
-    timesteps, values = np.concatenate([np.empty((2, 0)), *logged], axis=1).astype(np.float64)
-    known = np.isfinite(values)
-    return timesteps[known], values[known]
-
-
-@dataclass(frozen=True)
-class Results:
-    """What tables and pictures show: runs of ``tabulate_runs``, pairs of labels, and κ-CVaR with κ = ``kappa``."""
-
-    runs: pd.DataFrame
-    pairs: tuple[Pair, ...]
-    kappa: float
-
-    @property
-    def cvar_name(self) -> str:
-        return f"{100 * self.kappa:g}%-CVaR"
-
-    @cached_property
-    def compared(self) -> pd.DataFrame:
-        """:return: the runs with a final return"""
-        return self.runs[self.runs.final_return.notna()]
-
-    @cached_property
-    def labels(self) -> list[str]:
-        return in_order(self.compared.algorithm)
-
-    @cached_property
-    def groups(self) -> dict[tuple[str, str, str], pd.DataFrame]:
-        """:return: for each environment, variant and algorithm, its runs"""
-        return dict(list(self.compared.groupby(GROUP, sort=False)))
-
-    @cached_property
-    def panels(self) -> dict[Panel, dict[str, pd.DataFrame]]:
-        """:return: for each environment and variant, the runs of each algorithm"""
-        panels: dict[Panel, dict[str, pd.DataFrame]] = {}
-        for (env_id, variant, label), runs in self.groups.items():
-            panels.setdefault((env_id, variant), {})[label] = runs
-        return panels
-
-    @cached_property
-    def interquartile_means(self) -> dict[Panel, dict[str, Estimate]]:
-        return {
-            panel: {label: statistics.interquartile_mean(runs.final_return) for label, runs in by_label.items()}
-            for panel, by_label in self.panels.items()
-        }
-
-    @cached_property
-    def comparisons(self) -> pd.DataFrame:
-        """:return: a row for each environment, variant and pair of algorithms that both have runs there"""
-        rows: list[dict[str, Any]] = []
-        for panel, algorithms in self.panels.items():
-            for names in self.pairs:
-                if algorithms.keys() >= set(names):
-                    x, y = (algorithms[name].final_return for name in names)
-                    row: dict[str, Any] = {"panel": panel, "name": " − ".join(names), "n_runs": (len(x), len(y))}
-                    # a difference may also come from hyperparameters that both have
-                    ours, theirs = (algorithms[name].record.iloc[0].spec.hyperparameters for name in names)
-                    both = [name for name in _differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
-                    row["unlike"] = "; ".join(f"{name} {ours[name]} and {theirs[name]}" for name in both)
-                    row["mean"] = statistics.difference_of_means(x, y)
-                    row["cvar"] = statistics.difference_of_cvars(x, y, self.kappa)
-                    row["improvement"] = statistics.probability_of_improvement(x, y)
-                    row["welch"] = statistics.welch_test(x, y)
-                    rows.append(row)
-        return pd.DataFrame(rows)
-
-    @cached_property
-    def scores(self) -> dict[str, dict[str, Array]]:
-        """
-        :return: for each variant with several environments, and each label with the same number of runs in all of them:
-            final returns scaled from 0, the lowest of ``runs`` in the environment, to 1, the highest
-            (``n_runs x n_envs``)
-        """
-        by_env = self.compared.groupby("environment").final_return
-        lowest, highest = by_env.transform("min"), by_env.transform("max")
-        score = (self.compared.final_return - lowest) / (highest - lowest).replace(0.0, 1.0)
-        scores: dict[str, dict[str, Array]] = {}
-        for variant, runs in self.compared.assign(score=score).groupby("variant"):
-            n_envs = runs.environment.nunique()
-            for label in self.labels:
-                columns = [group.score for _, group in runs[runs.algorithm == label].groupby("environment")]
-                if n_envs > 1 and len(columns) == n_envs and len(set(map(len, columns))) == 1:
-                    scores.setdefault(variant, {})[label] = np.stack(columns, axis=1)
-        return scores
-
-
-def counted(n: int, noun: str) -> str:
-    """:return: the number and the noun, in the plural unless the number is one"""
-    return f"{n} {noun}" + ("" if n == 1 else "s")
-
-
 def joined(names: Iterable[str]) -> str:
     """:return: the names that are not empty, with commas between them"""
     return ", ".join(filter(None, names))
+
+
+def learning_curves(study: Study) -> pd.DataFrame:
+    """
+    :return: for each run of ``tabulate`` and each of ``N_POINTS`` steps, the mean training return over the preceding
+        ``FINAL_SHARE`` of all steps, so that the last one is the final return; NaN before the first episode has ended
+    """
+    curves = []
+    for i, of in study.episodes[study.episodes.run.isin(study.runs.index)].groupby("run"):
+        last = study.runs.n_timesteps[i]
+        grid = np.linspace(0, last, N_POINTS + 1)[1:]
+        values = statistics.learning_curve(np.minimum(of.step, last), of["return"], grid, FINAL_SHARE * last)
+        curves.append(pd.DataFrame({"run": i, "step": grid, "return": values}))
+    return pd.concat(curves, ignore_index=True).join(study.runs[GROUP], on="run")
+
+
+class Results:
+    """
+    What a report shows of a study of ``tabulate``: tables with a row for each environment, condition and label(s).
+
+    :param pair: two labels to compare; by default, each ``uatrpo`` with every other label, or all pairs
+    :param kappa: share of worst runs in a CVaR
+    """
+
+    def __init__(self, study: Study, pair: Sequence[str], kappa: float) -> None:
+        self.study, self.kappa, self.cvar = study, kappa, f"{100 * kappa:g}%-CVaR"
+        #: the runs with a final return
+        self.compared = study.runs[study.runs.final_return.notna()]
+        self.labels = in_order(self.compared.label)
+        if pair and (len({*pair}) != 2 or len(pair) != 2 or not {*pair}.issubset(self.labels)):
+            raise StudyError(f"--algo takes two different ones of {', '.join(self.labels)}, but it is {' '.join(pair)}")
+        pairs = [tuple(pair)] if pair else list(combinations(self.labels, 2))
+        pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
+        #: for each group the final returns (``n_runs``), and for ``ALL`` environments scores (``n_runs x n_envs``)
+        self.samples = {names: of.to_numpy() for names, of in self.compared.groupby(GROUP, sort=False).final_return}
+        self.samples |= self._scores()
+        self.returns = pd.DataFrame([self._returns(*of) for of in self.samples.items()])
+        last = self.last_evaluations("return").rename(columns={"mean": "last evaluation", "sem": "its ±"})
+        self.returns = self.returns.join(last, on=GROUP) if len(self.returns) else self.returns
+        panels = product(dict.fromkeys(names[:2] for names in self.samples), pairs)
+        found = [(*panel, of) for panel, of in panels if all((*panel, label) in self.samples for label in of)]
+        self.differences = pd.DataFrame([self._differences(*of) for of in found])
+
+    def _scores(self) -> dict[tuple[Any, ...], Array]:
+        """Final returns scaled from 0 to 1, of labels with the same number of runs in each of several environments."""
+        by_env, scores = self.compared.groupby("env").final_return, {}
+        width = (by_env.transform("max") - by_env.transform("min")).replace(0.0, 1.0)
+        runs = self.compared.assign(score=(self.compared.final_return - by_env.transform("min")) / width)
+        n_envs = runs.groupby("condition").env.nunique()
+        for (condition, label), of in runs.groupby(GROUP[1:], sort=False):
+            columns = [column for _, column in of.groupby("env").score]
+            if len(columns) == n_envs[condition] > 1 and len(set(map(len, columns))) == 1:
+                scores[ALL, condition, label] = np.stack(columns, axis=1)
+        return scores
+
+    def _returns(self, names: tuple[Any, ...], x: Array) -> dict[str, Any]:
+        row = dict(zip(GROUP, names, strict=True)) | {"runs": len(x)}
+        if x.ndim == 1:
+            row |= {"final return": statistics.bootstrap_mean(x), "±": pd.Series(x).sem()}
+            row |= {self.cvar: statistics.bootstrap_cvar(x, self.kappa), "lowest": x.min(), "highest": x.max()}
+            row |= {"rests on": str(statistics.runs_behind_cvar(len(x), self.kappa))}
+        return row | {"IQM": statistics.interquartile_mean(x)}
+
+    def _differences(self, env: str, condition: str, pair: Sequence[str]) -> dict[str, Any]:
+        x, y = (self.samples[env, condition, label] for label in pair)
+        row: dict[str, Any] = {"env": env, "condition": condition, "label": " − ".join(pair)}
+        if x.ndim == 1:
+            row |= {"runs": f"{len(x)}, {len(y)}", "of means": statistics.difference_of_means(x, y)}
+            row |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
+            row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
+            # a difference may also come from hyperparameters that both have
+            settings = self.compared[(self.compared.env == env) & (self.compared.condition == condition)]
+            ours, theirs = (json.loads(settings.hyperparameters[settings.label == of].iloc[0]) for of in pair)
+            both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
+            row["other settings"] = joined(both)
+        return row | {"probability of improvement": statistics.probability_of_improvement(x, y)}
+
+    def series(self, name: str, column: str) -> pd.DataFrame:
+        """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
+        table: pd.DataFrame = getattr(self.study, name)
+        table = table.assign(**{column: table[column].astype(float) if column in table else math.nan})
+        return table[np.isfinite(table[column])].join(self.compared[GROUP], on="run", how="inner")
+
+    def last_evaluations(self, column: str) -> pd.DataFrame:
+        """:return: mean and standard error over the runs of each one's own last evaluation"""
+        table = self.series("evaluations", column)
+        last = table[table.step == table.groupby("run").step.transform("max")]
+        return last.groupby([*GROUP, "run"])[column].mean().groupby(GROUP).agg(["mean", "sem"])
+
+    def ratios(self) -> pd.DataFrame:
+        groups = self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio
+        table = groups.agg(["size", "median"]).set_axis(["updates", "median KL ratio"], axis=1)
+        for threshold in THRESHOLDS:
+            table[f"at least {threshold:g}"] = groups.agg(lambda of, least=threshold: (of >= least).mean())
+        table["mean proposed KL"] = self.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
+        return table.reset_index()

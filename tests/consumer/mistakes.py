@@ -21,4 +21,4 @@ trained: MatchedTRPO = UATRPO("MlpPolicy", "CartPole-v1").learn(1)  # assignment
 UATRPO("MlpPolicy", "CartPole-v1").learn("1000")  # arg-type
 print(UATRPO("MlpPolicy", "CartPole-v1").sketsh)  # attr-defined
 plan(["uatrpo"], ["CartPole-v1"], seeds=0)  # arg-type
-study.conditional_value_at_risk([1.0])  # attr-defined
+study.statistics.conditional_value_at_risk([1.0])  # attr-defined

@@ -18,7 +18,7 @@ from sb3_uatrpo import (
     study,
 )
 from sb3_uatrpo.study.plan import plan
-from sb3_uatrpo.study.worker import run_one
+from sb3_uatrpo.study.run import run_study
 from sb3_uatrpo.zoo import register
 
 
@@ -70,13 +70,13 @@ def baseline() -> MatchedTRPO:
 
 
 def make_studies(folder: Path) -> None:
-    specs = assert_type(plan(["uatrpo"], ["Pendulum-v1"], seeds=[0], n_timesteps=400, eval_freq=0), list[study.RunSpec])
-    record = assert_type(run_one(specs[0]), study.Record)
-    assert_type(study.write_record(record, folder), Path)
-    records, _ = study.read_records(folder)
-    finals = [study.final_return(r.episodes["timesteps"], r.episodes["returns"], r.spec.n_timesteps) for r in records]
-    estimate = assert_type(study.bootstrap_cvar(finals, kappa=0.5), study.Estimate)
-    print(records[0].spec.algo, estimate.value)
+    runs = assert_type(plan(["uatrpo"], ["Pendulum-v1"], seeds=[0], n_timesteps=400, eval_freq=0), list[study.Run])
+    failed = assert_type(run_study(runs, folder), list[tuple[study.Run, Path]])
+    tables = assert_type(study.read_study(folder), study.Study)
+    estimate = assert_type(
+        study.statistics.bootstrap_cvar(list(tables.episodes["return"]), kappa=0.5), study.statistics.Estimate
+    )
+    print(len(failed), len(tables.runs), estimate.value)
 
 
 if __name__ == "__main__":
@@ -85,4 +85,4 @@ if __name__ == "__main__":
     here = Path("consumer")
     here.mkdir()
     print(train(here).num_timesteps, baseline().num_timesteps)
-    make_studies(here / "records")
+    make_studies(here / "study")

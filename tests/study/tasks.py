@@ -1,7 +1,6 @@
 """An environment that tests can follow and break: ``tests.study.tasks:Waiting-v0``."""
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -25,7 +24,6 @@ class Waiting(gym.Env):
     :param reports_success: whether episodes report success, alternately that they succeeded and that they did not
     :param first_report: number of the first episode that does, from 1
     :param in_arrays: whether it reports success in arrays of one element
-    :param leaves_thread: whether to start a thread that never ends
     """
 
     def __init__(
@@ -35,14 +33,11 @@ class Waiting(gym.Env):
         reports_success: bool = False,
         first_report: int = 1,
         in_arrays: bool = False,
-        leaves_thread: bool = False,
         render_mode: str | None = None,
     ):
         self.folder, self.hold_from, self.reports_success = Path(folder), hold_from, reports_success
         self.first_report, self.in_arrays = first_report, in_arrays
         self.episodes = 0
-        if leaves_thread:
-            threading.Thread(target=threading.Event().wait).start()
         self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.steps = 0

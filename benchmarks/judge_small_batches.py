@@ -1,0 +1,256 @@
+"""
+Does UATRPO need less tuning than TRPO, or do better, with small batches? Applies the rule in the folder's README.
+
+    python benchmarks/judge_small_batches.py --report benchmarks/results/small_batches
+
+It prints what each method reaches with the worst, the best and the mean step length, the differences that the rule is
+about, and the verdicts. ``--report`` writes the same into report.md, and draws the returns by the KL divergence that
+was asked for and by the one that was realised.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from sb3_uatrpo.study import Study, StudyError, read_study
+from sb3_uatrpo.study.statistics import final_return
+
+FOLDER = Path("benchmarks/results/small_batches")
+# Final returns of uatrpo.yml after a million timesteps: a score of 1
+REFERENCES = {"HalfCheetah-v4": 5364.0, "Walker2d-v4": 3664.0, "Hopper-v4": 3465.0}
+# sb3-contrib's TRPO takes the mean of the KL divergence over the action's dimensions
+N_ACTIONS = {"HalfCheetah-v4": 6, "Walker2d-v4": 6, "Hopper-v4": 3}
+PRESET, CONTRIB = "preset", "contrib"
+TRPO = ("damping 1", "damping 0.1", CONTRIB)
+LONG, SHORT = "paper length shrinkage 0.75", "paper length shrinkage 0"
+METHODS = (PRESET, "no uncertainty", "no averages", *TRPO, LONG, SHORT)
+SIZES = (250, 1000)
+#: What a part of the preset is judged by: with it, and without it
+PARTS = {
+    "averages": (PRESET, "no averages"),
+    "uncertainty": (PRESET, "no uncertainty"),
+    "shrinkage": ("no averages", "damping 0.1"),
+    "shrinkage, paper's length": (LONG, SHORT),
+}
+SCORES = ("final", "area", "evaluation")
+LENGTHS = ("worst", "best", "mean")
+N_RESAMPLES = 10_000
+RUNS_OF_A_SEED = 111
+N_PARTS = 10
+
+
+def scores_of(study: Study) -> pd.DataFrame:
+    """:return: a row for each run: method, size, env, KL (NaN with the paper's length), seed, scores and steps"""
+    series = {name: dict(list(getattr(study, name).groupby("run"))) for name in ("episodes", "updates", "evaluations")}
+    rows = []
+    for i, run in study.runs.iterrows():
+        found = re.fullmatch(r"(?:(.+) (\d+) steps)? ?(?:KL (\S+))?", run.variant)
+        assert found is not None, run.variant
+        method, size, kl = found[1] or CONTRIB, int(found[2] or 250), float(found[3] or "nan")
+        row = {"method": method, "size": size, "env": run.env, "KL": kl, "seed": run.seed}
+        if not run.error:
+            episodes, reference = series["episodes"][i], REFERENCES[run.env]
+            evaluations = series["evaluations"][i]
+            last = evaluations[evaluations.step == evaluations.step.max()]
+            row["final"] = final_return(episodes.step, episodes["return"], run.n_timesteps) / reference
+            row["area"] = area(episodes, run.n_timesteps) / reference
+            row["evaluation"] = last["return"].mean() / reference
+            row |= steps_of(series["updates"][i], N_ACTIONS[run.env] if run.algo == "trpo" else 1)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    # by the rule, a run that failed twice counts as the worst of its environment
+    worst = table.groupby("env")[list(SCORES)].transform("min")
+    return table.fillna({name: worst[name] for name in SCORES})
+
+
+def whole_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """
+    :return: the runs of those seeds of which all are there
+    :raises StudyError: if there is no such seed
+    """
+    n_runs = table.groupby("seed").size()
+    whole = table[table.seed.isin(n_runs.index[n_runs == RUNS_OF_A_SEED])]
+    if whole.empty:
+        raise StudyError(f"no seed has all of its {RUNS_OF_A_SEED} runs; there are {n_runs.to_dict()}")
+    return whole
+
+
+def area(episodes: pd.DataFrame, n_timesteps: int) -> float:
+    """Mean over ten equal parts of the run of the mean return of the episodes that end in each."""
+    part = ((episodes.step - 1) * N_PARTS // n_timesteps).clip(upper=N_PARTS - 1)
+    means = episodes["return"].groupby(part).mean().reindex(range(N_PARTS))
+    return float(means.ffill().bfill().mean())
+
+
+def steps_of(updates: pd.DataFrame, n_dimensions: int) -> dict[str, float]:
+    """The KL divergence of the steps that were taken, and the share of proposed ones with over twice the estimated."""
+    found = {"realised KL": float(updates.kl_divergence_loss.mean()) * n_dimensions}
+    if "kl_ratio" in updates:
+        found["over twice"] = float((updates.kl_ratio.dropna() >= 2.0).mean())
+    return found
+
+
+def as_array(runs: pd.DataFrame, score: str) -> np.ndarray:
+    """Scores of one method at one size, shape ``(n_envs, n_lengths, n_seeds)``."""
+    cells = [list(of[score]) for _, of in runs.sort_values("seed").groupby(["env", "KL"], dropna=False)]
+    return np.array(cells).reshape(len(REFERENCES), -1, len(cells[0]))
+
+
+def iqm(scores: np.ndarray, length: str) -> np.ndarray:
+    """
+    :param scores: shape ``(..., n_envs, n_lengths, n_seeds)``
+    :param length: which step length: the worst or the best by the mean over seeds of each environment, or their mean
+    :return: IQM over environments and seeds, shape ``(...)``
+    """
+    if length == "mean":
+        chosen = scores.mean(axis=-2)
+    else:
+        means = scores.mean(axis=-1)
+        place = means.argmin(axis=-1) if length == "worst" else means.argmax(axis=-1)
+        chosen = np.take_along_axis(scores, place[..., None, None], axis=-2).squeeze(-2)
+    return stats.trim_mean(chosen.reshape(*chosen.shape[:-2], -1), 0.25, axis=-1)
+
+
+def resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Seeds drawn anew within each environment and step length, shape ``(n_resamples, *scores.shape)``."""
+    drawn = rng.integers(scores.shape[-1], size=(N_RESAMPLES, *scores.shape))
+    return np.take_along_axis(scores[None], drawn, axis=-1)
+
+
+def judge(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """
+    :param table: what ``scores_of`` returns
+    :return: the IQM of each method, and the differences that the rule is about, each with its 95% interval
+    """
+    rng = np.random.default_rng(0)
+    values, differences = [], []
+    for size, at_size in table.groupby("size"):
+        groups = dict(list(at_size.groupby("method")))
+        pairs = [("lead", PRESET, other) for other in TRPO] + [(part, *pair) for part, pair in PARTS.items()]
+        for score in SCORES:
+            samples = {method: as_array(groups[method], score) for method in METHODS if method in groups}
+            drawn = {method: resampled(scores, rng) for method, scores in samples.items()}
+            for length in LENGTHS:
+                found = {method: (iqm(samples[method], length), iqm(drawn[method], length)) for method in samples}
+                key = {"steps": size, "score": score, "length": length}
+                values += [key | {"method": method} | interval(*found[method]) for method in samples]
+                differences += [
+                    key
+                    | {"about": about, "pair": f"{x} - {y}"}
+                    | interval(found[x][0] - found[y][0], found[x][1] - found[y][1])
+                    for about, x, y in pairs
+                    if x in found and y in found
+                ]
+    return pd.DataFrame(values), pd.DataFrame(differences)
+
+
+def interval(value: np.ndarray, drawn: np.ndarray) -> dict[str, float]:
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {"value": float(value), "low": low, "high": high}
+
+
+def verdicts(differences: pd.DataFrame) -> list[str]:
+    """What the rule says, a sentence each. Evaluations are stated and do not decide."""
+    deciding = differences[differences.score != "evaluation"]
+
+    def holds(size: int, about: str, *lengths: str) -> bool:
+        found = deciding[(deciding.steps == size) & (deciding.about == about) & deciding.length.isin(lengths)]
+        return len(found) > 0 and bool((found.low > 0).all())
+
+    sentences = [f"needs less tuning at {size} steps: {yes(holds(size, 'lead', 'worst'))}" for size in SIZES]
+    sentences += [f"does better with little data: {yes(holds(250, 'lead', 'best', 'mean'))}"]
+    for part in PARTS:
+        where = [f"{size} steps, {length}" for size in SIZES for length in LENGTHS if holds(size, part, length)]
+        sentences.append(f"{part}: {'; '.join(where) or 'nowhere above zero'}")
+    return sentences
+
+
+def yes(holds: bool) -> str:
+    return "holds" if holds else "does not hold"
+
+
+def as_markdown(table: pd.DataFrame, rows: list[str], columns: list[str]) -> str:
+    """A cell for each interval."""
+    cells = table.assign(
+        cell=[f"{v:.2f} ({a:.2f} to {b:.2f})" for v, a, b in table[["value", "low", "high"]].to_numpy()]
+    )
+    wide = cells.pivot_table(index=rows, columns=columns, values="cell", aggfunc="first", sort=False).reset_index()
+    wide.columns = [" ".join(part for part in map(str, name) if part) for name in wide.columns]
+    return markdown(wide.fillna("–"))
+
+
+def markdown(table: pd.DataFrame) -> str:
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def report(table: pd.DataFrame) -> str:
+    values, differences = judge(table)
+    steps = table.groupby(["size", "method", "KL"], dropna=False, sort=False)
+    of_steps = steps[["realised KL", "over twice"]].mean().reset_index()
+    of_steps["realised KL"] = of_steps["realised KL"].map("{:.4f}".format)
+    of_steps["over twice"] = of_steps["over twice"].map(lambda share: "–" if np.isnan(share) else f"{share:.1%}")
+    seeds = sorted(table.seed.unique())
+    return "\n\n".join(
+        [
+            "# Small batches and untuned steps: what the rule says",
+            f"{len(table)} runs, seeds {', '.join(map(str, seeds))}. Printed by `benchmarks/judge_small_batches.py`.",
+            "\n".join(f"- {sentence}" for sentence in verdicts(differences)),
+            "## IQM of the scores",
+            as_markdown(values, ["steps", "method"], ["score", "length"]),
+            "## Differences",
+            as_markdown(differences, ["steps", "about", "pair"], ["score", "length"]),
+            "## Steps: mean KL divergence that was realised, and the share with over twice the estimated",
+            markdown(of_steps.fillna("paper's")),
+        ]
+    )
+
+
+def draw(table: pd.DataFrame, x: str, y: str, path: Path) -> None:
+    """One panel for each environment and batch size; means over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import seaborn as sns
+
+    mean = (
+        table.groupby(["size", "env", "method", "KL"], dropna=False)[[x, y] if x != "KL" else [y]].mean().reset_index()
+    )
+    shown = mean.dropna(subset=[x])
+    grid = sns.relplot(
+        shown, x=x, y=y, hue="method", style="method", row="size", col="env", kind="line", sort=False, markers=True,
+        dashes=False, hue_order=METHODS, style_order=METHODS, height=2.8, aspect=1.3, errorbar=None,
+    )  # fmt: skip
+    grid.set(xscale="log", ylim=(0, None))
+    for axes in grid.axes.flat:
+        axes.set_xticks([0.005, 0.02, 0.05], ["0.005", "0.02", "0.05"])
+        axes.minorticks_off()
+    grid.set_axis_labels("KL divergence asked for (nats)" if x == "KL" else "mean KL divergence realised (nats)", y)
+    grid.set_titles("{col_name}, {row_name} steps per update")
+    grid.savefig(path, dpi=110)
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the study")
+    parser.add_argument("--report", type=Path, help="folder for report.md and the pictures")
+    options = parser.parse_args(args)
+    try:
+        table = whole_seeds(scores_of(read_study(options.folder)))
+    except StudyError as error:
+        parser.error(f"--folder: {error}")
+    text = report(table)
+    print(text)
+    if options.report:
+        (options.report / "report.md").write_text(text + "\n")
+        for y in ("final", "area"):
+            draw(table, "KL", y, options.report / f"{y}_by_target.png")
+            draw(table, "realised KL", y, options.report / f"{y}_by_realised.png")
+
+
+if __name__ == "__main__":
+    main()

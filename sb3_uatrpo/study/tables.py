@@ -1,0 +1,232 @@
+"""The four tidy tables of many runs, from studies, RL Zoo's log folders, saved tables and records of version 0.1."""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sb3_uatrpo.study.plan import StudyError
+
+# What says which run it is
+TEXTS, COUNTS = ("algo", "env", "variant", "hyperparameters"), ("seed", "n_timesteps", "eval_freq", "n_eval_episodes")
+SERIES = ("episodes", "updates", "evaluations")
+GZIP = {"method": "gzip", "mtime": 0}
+
+# The row of a run, and its series by name
+Part = tuple[dict[str, Any], dict[str, pd.DataFrame]]
+LeftOut = list[tuple[Path, str]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """
+    Tables of many runs. The number of a run is the index of ``runs``, and the column ``run`` of the others.
+
+    :param runs: the fields of ``Run``, ``error`` (empty if it is done), ``seconds``, ``versions`` and ``folder``
+    :param episodes: of the training: ``step`` at the end, over all environments of the run, undiscounted ``return``,
+        ``length``, and ``is_success`` where the environment reports it
+    :param updates: ``step`` before each update, and what it logged under ``train/``
+    :param evaluations: episodes of the deterministic evaluations: ``step``, ``return``, and maybe ``is_success``
+    :param left_out: files or folders that cannot be read, with the reason
+    """
+
+    runs: pd.DataFrame
+    episodes: pd.DataFrame
+    updates: pd.DataFrame
+    evaluations: pd.DataFrame
+    left_out: LeftOut = field(default_factory=list)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the tables as four small files, for example to commit them. ``read_study`` reads the folder."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name in ("runs", *SERIES):
+            getattr(self, name).to_csv(Path(folder, f"{name}.csv.gz"), index=name == "runs", compression=GZIP)
+
+
+def read_study(*folders: str | os.PathLike[str]) -> Study:
+    """
+    :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies of version 0.1
+    :return: their tables. A run that is there more than once counts once, a finished one rather than a failed one.
+    :raises StudyError: if a folder is none of these, or a run is there twice with different episodes
+    """
+    from sb3_uatrpo.study.frozen import read_parts
+
+    parts: list[Part] = []
+    left_out: LeftOut = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise StudyError(f"{folder}: no such folder")
+        of_old = (folder / "study.json").exists()
+        read = read_parts if of_old else _read_saved if (folder / "runs.csv.gz").exists() else _read_folders
+        found, bad = read(folder / "records" if of_old else folder)
+        if not (found or bad or of_old or (folder / ".lock").exists()):
+            raise StudyError(f"{folder}: neither a study nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)")
+        parts, left_out = parts + found, left_out + bad
+    return collect(parts, left_out)
+
+
+def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
+    kept: dict[str, Part] = {}
+    for part in parts:
+        key = json.dumps([part[0][name] for name in TEXTS + COUNTS])
+        other = kept.setdefault(key, part)
+        if other is not part and not (part[0]["error"] or other[0]["error"]):
+            a, b = (each[1]["episodes"][["step", "return", "length"]] for each in (part, other))
+            # RL Zoo and studies keep different numbers of digits
+            if len(a) != len(b) or not np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True):
+                both = f"{other[0]['folder']} and {part[0]['folder']}"
+                raise StudyError(
+                    f"{both} are the same run with different episodes: delete one, or report on them apart"
+                )
+        # a finished one rather than a failed one, and a study's rather than RL Zoo's own, which has no updates
+        kept[key] = max(other, part, key=lambda of: (not of[0]["error"], len(of[1]["updates"]) > 0))
+    tables = {}
+    for name in SERIES:
+        found = [part[1][name].assign(run=i) for i, part in enumerate(kept.values()) if len(part[1][name])]
+        tables[name] = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["run", "step", "return"])
+    return Study(pd.DataFrame([row for row, _ in kept.values()]), **tables, left_out=left_out)
+
+
+def series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
+    """:return: the table; ValueError if a number cannot be one. Updates may log anything, but for the KL divergence."""
+    arrays = {column: np.asarray(values) for column, values in columns.items()}
+    for column in [of for of in arrays if name != "updates" or of in ("step", "kl_ratio", "kl_proposed")]:
+        if len(arrays[column]) and arrays[column].dtype.kind not in "iuf":
+            raise ValueError(f"{column} of its {name} has values that are not numbers")
+        arrays[column] = arrays[column] if column == "step" else arrays[column].astype(float)
+    steps, successes = arrays["step"], arrays.get("is_success", np.zeros(0))
+    if len(steps) and (steps.dtype.kind == "f" or steps[0] < 0 or np.any(np.diff(steps) < 0)):
+        raise ValueError(f"the steps of its {name} are not ascending integers")
+    if np.any((successes < 0) | (successes > 1)):
+        raise ValueError(f"is_success of its {name} must be from 0 to 1")
+    return pd.DataFrame(arrays)
+
+
+def read_evaluations(steps: Any, results: Any, successes: Any = None) -> pd.DataFrame:
+    """:return: the table of evaluations at some steps, from results of shape ``n_evaluations x n_eval_episodes``"""
+    if not len(steps):
+        return series("evaluations", {"step": [], "return": []})
+    steps, results = np.asarray(steps), np.asarray(results, dtype=np.float64)
+    if results.ndim != 2 or results.shape[0] != len(steps) or np.any(np.diff(steps) <= 0):
+        raise ValueError("the steps of its evaluations are repeated, or some have other numbers of episodes")
+    columns = {"step": np.repeat(steps, results.shape[1]), "return": results.ravel()}
+    # Stable-Baselines3 lists only the episodes that reported whether they succeeded, and no evaluation without any
+    if successes is not None and np.shape(successes) == results.shape and not np.isnan(successes).any():
+        columns["is_success"] = np.ravel(successes).astype(float)
+    return series("evaluations", columns)
+
+
+def _read_folders(folder: Path) -> tuple[list[Part], LeftOut]:
+    parts: list[Part] = []
+    bad: LeftOut = []
+    found = {*(path.parent for path in folder.rglob("run.json")), *(p.parents[1] for p in folder.rglob("args.yml"))}
+    # what is not done yet is in a hidden folder
+    for run in sorted(run for run in found if not any(name.startswith(".") for name in run.relative_to(folder).parts)):
+        try:
+            parts.append(_read_run(run) if (run / "run.json").exists() else _read_zoo_run(run))
+        # a truncated or foreign file may raise anything; the report names it
+        except Exception as error:
+            bad.append((run, f"{type(error).__name__}: {error}".splitlines()[0]))
+    _name_variants([row for row, _ in parts if row["variant"] is None])
+    return parts, bad
+
+
+def _read_run(folder: Path) -> Part:
+    row = json.loads((folder / "run.json").read_text())
+    row["hyperparameters"] = json.dumps(row["hyperparameters"], sort_keys=True)
+    for name in TEXTS + COUNTS:
+        if not isinstance(row[name], str if name in TEXTS else int) or (name in COUNTS and not 0 <= row[name] < 2**63):
+            raise ValueError(f"{name} in run.json cannot be {row[name]!r:.50}")
+    row |= {"error": "", "seconds": 0.0, "versions": "{}", "folder": str(folder)}
+    if (folder / "error.txt").exists():
+        row["error"] = (folder / "error.txt").read_text() or "failed"
+        return row, dict.fromkeys(SERIES, pd.DataFrame())
+    ended = json.loads((folder / "ended.json").read_text())
+    row |= {"seconds": float(ended["seconds"]), "versions": json.dumps(ended["versions"])}
+    names = ("episodes", "updates")
+    tables = {name: series(name, dict(pd.read_csv(folder / f"{name}.csv.gz").items())) for name in names}
+    return row, tables | {"evaluations": _evaluations_in(folder)}
+
+
+def _evaluations_in(folder: Path) -> pd.DataFrame:
+    if not (path := folder / "evaluations.npz").exists():
+        return read_evaluations([], [])
+    # a damaged file would stay open
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as data:
+        return read_evaluations(data["timesteps"], data["results"], data.get("successes"))
+
+
+def _read_zoo_run(run: Path) -> Part:
+    (path,) = run.glob("*/args.yml")
+    row, settings = _read_yaml(path), _read_yaml(path.with_name("config.yml"))
+    # what affects a run's numbers, besides config.yml
+    settings |= {name: row[name] for name in ("env_kwargs", "eval_env_kwargs", "trained_agent") if row.get(name)}
+    configured = settings.pop("n_timesteps")
+    n_timesteps = int(row["n_timesteps"] if row["n_timesteps"] > 0 else configured)
+    of_run = {"algo": row["algo"], "env": row["env"], "seed": int(row["seed"]), "variant": None, "versions": "{}"}
+    of_run |= {"eval_freq": max(0, int(row["eval_freq"])), "n_eval_episodes": int(row["eval_episodes"])}
+    of_run |= {"hyperparameters": json.dumps(settings, sort_keys=True, allow_nan=False)}
+    of_run |= {"n_timesteps": n_timesteps, "folder": str(run)}
+    types, monitors = dict.fromkeys("rlt", float), sorted(run.glob("*monitor.csv"))
+    # A line that was being written has too few fields. Environments step together: n steps of one are n of each.
+    frames = [pd.read_csv(monitor, skiprows=1, dtype=types).dropna(subset=["l", "t"]) for monitor in monitors]
+    frames = [frame.assign(step=frame["l"].cumsum() * len(frames)) for frame in frames]
+    episodes = pd.concat(frames).sort_values("step", kind="stable").astype({"step": int, "l": int})
+    # RL Zoo saves the model when the run ends, early or not
+    model = run / f"{path.parent.name}.zip"
+    error = f"no {model.name}: the run was killed, or is under way"
+    if model.exists():
+        with zipfile.ZipFile(model) as archive:
+            taken = int(json.loads(archive.read("data"))["num_timesteps"])
+        error = f"stopped after {taken:,} of {n_timesteps:,} steps" if taken < n_timesteps else ""
+        if max(episodes["step"], default=0) > taken >= n_timesteps:
+            counted = f"its monitor files count more than the {taken:,} steps that were taken"
+            raise ValueError(
+                f"{counted}: a wrapper around Monitor repeats steps, so it is not known when episodes ended"
+            )
+    of_run |= {"error": error, "seconds": float(max(episodes["t"], default=0))}
+    ended = {"step": episodes["step"], "return": episodes["r"], "length": episodes["l"]}
+    return of_run, {
+        "episodes": series("episodes", ended),
+        "updates": pd.DataFrame(),
+        "evaluations": _evaluations_in(run),
+    }
+
+
+def _name_variants(rows: list[dict[str, Any]]) -> None:
+    """RL Zoo's runs with different settings in an environment: each has the name of the first folder with its own."""
+    names: dict[tuple[str, str], dict[str, str]] = {}
+    for row in sorted(rows, key=lambda row: (bool(row["error"]), len(row["folder"]), row["folder"])):
+        of = names.setdefault((row["algo"], row["env"]), {})
+        settings = f"{row['n_timesteps']} {row['hyperparameters']}"
+        row["variant"] = of.get(settings, "") if row["error"] else of.setdefault(settings, Path(row["folder"]).name)
+    for row in rows:
+        row["variant"] = row["variant"] if len(names[row["algo"], row["env"]]) > 1 else ""
+
+
+def _read_saved(folder: Path) -> tuple[list[Part], LeftOut]:
+    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).to_dict("index")
+    tables = {name: pd.read_csv(folder / f"{name}.csv.gz") for name in SERIES}
+    return [(row, {k: of[of.run == i].drop(columns="run") for k, of in tables.items()}) for i, row in runs.items()], []
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """What RL Zoo has dumped, with names for classes and text for other objects: nothing is constructed or imported."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    as_list, tag = Loader.construct_sequence, "tag:yaml.org,2002:python/"
+    Loader.add_constructor(f"{tag}object/apply:collections.OrderedDict", lambda *node: dict(*as_list(*node, deep=True)))
+    Loader.add_constructor(f"{tag}tuple", lambda *node: as_list(*node, deep=True))
+    Loader.add_multi_constructor(f"{tag}name:", lambda loader, name, node: name)
+    Loader.add_multi_constructor(tag, lambda loader, name, node: f"{name} {yaml.serialize(node)}")
+    return dict(yaml.load(path.read_text(), Loader))

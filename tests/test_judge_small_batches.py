@@ -1,0 +1,122 @@
+"""The rule on small batches, on made-up runs whose outcome is known."""
+
+import itertools
+
+import judge_small_batches as module
+import numpy as np
+import pandas as pd
+import pytest
+
+from sb3_uatrpo.study import Study
+
+KLS = ("0.005", "0.02", "0.05")
+
+
+def study(level, n_seeds=4) -> Study:
+    """``level`` takes method, size, KL and seed, and returns the score of all episodes, or None if the run failed."""
+    runs, episodes, updates, evaluations = [], [], [], []
+    cells = [(m, s, kl) for m in module.METHODS[:5] for s in module.SIZES for kl in KLS]
+    cells += [(module.CONTRIB, 250, kl) for kl in KLS]
+    cells += [(m, s, None) for m in (module.LONG, module.SHORT) for s in module.SIZES]
+    for (method, size, kl), env, seed in itertools.product(cells, module.REFERENCES, range(n_seeds)):
+        parts = [method] * (method != module.CONTRIB) + [f"{size} steps"] * (method != module.CONTRIB)
+        variant = " ".join([*parts, *([f"KL {kl}"] if kl else [])])
+        score = level(method, size, kl and float(kl), seed)
+        algo = "trpo" if method == module.CONTRIB else "uatrpo"
+        error = "" if score is not None else "failed"
+        runs.append({"algo": algo, "env": env, "seed": seed, "variant": variant, "n_timesteps": 1000, "error": error})
+        if score is None:
+            continue
+        value = score * module.REFERENCES[env]
+        run = {"run": len(runs) - 1}
+        episodes += [run | {"step": step, "return": value} for step in range(50, 1001, 50)]
+        updates += [run | {"step": 250, "kl_divergence_loss": 0.01, "kl_ratio": ratio} for ratio in (1.0, 3.0)]
+        evaluations += [run | {"step": step, "return": step / 1000 * value} for step in (500, 1000)]
+    return Study(*map(pd.DataFrame, (runs, episodes, updates, evaluations)))
+
+
+def test_a_clear_lead_holds_and_is_due_to_the_part_without_which_it_is_gone():
+    better = {module.PRESET, "no uncertainty"}
+    table = module.scores_of(study(lambda method, size, kl, seed: (0.9 if method in better else 0.5) + 0.01 * seed))
+    values, differences = module.judge(table)
+    assert module.verdicts(differences) == [
+        "needs less tuning at 250 steps: holds",
+        "needs less tuning at 1000 steps: holds",
+        "does better with little data: holds",
+        "averages: " + "; ".join(f"{size} steps, {length}" for size in module.SIZES for length in module.LENGTHS),
+        "uncertainty: nowhere above zero",
+        "shrinkage: nowhere above zero",
+        "shrinkage, paper's length: nowhere above zero",
+    ]
+    assert set(differences.pair[(differences.about == "lead") & (differences.steps == 1000)]) == {
+        "preset - damping 1",
+        "preset - damping 0.1",
+    }
+    assert values.value[values.method == "preset"].to_numpy() == pytest.approx(0.915)
+
+
+def test_one_rival_that_does_as_well_is_enough_against_it():
+    noise = iter(np.random.default_rng(0).normal(0.0, 0.1, 10_000))
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5 * (method != "damping 1") + next(noise) + 1.0))
+    _, differences = module.judge(table)
+    assert module.verdicts(differences)[2] == "does better with little data: does not hold"
+
+
+@pytest.mark.parametrize(("length", "score"), [("worst", 0.2), ("best", 0.8), ("mean", 0.5)])
+def test_step_lengths_are_chosen_by_the_mean_over_seeds(length, score):
+    of_kl = {0.005: 0.2, 0.02: 0.5, 0.05: 0.8}
+    values, _ = module.judge(module.scores_of(study(lambda method, size, kl, seed: of_kl.get(kl, 0.1))))
+    found = values[(values.method == "damping 1") & (values.length == length)]
+    assert found[["value", "low", "high"]].to_numpy() == pytest.approx(score)
+
+
+def test_the_iqm_of_resamples_is_that_of_each():
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(3, 3, 4))
+    drawn = module.resampled(scores, rng)
+    assert drawn.shape == (module.N_RESAMPLES, 3, 3, 4)
+    for length in module.LENGTHS:
+        every = module.iqm(drawn, length)
+        for i in (0, 17):
+            means = drawn[i].mean(axis=-1)
+            place = {"worst": means.argmin(1), "best": means.argmax(1)}
+            chosen = [drawn[i][e][place[length][e]] for e in range(3)] if length in place else drawn[i].mean(axis=1)
+            assert every[i] == pytest.approx(np.sort(np.ravel(chosen))[3:-3].mean())
+    # nothing leaves its environment and step length
+    assert all(set(drawn[:9, e, k].flat) <= set(scores[e, k]) for e in range(3) for k in range(3))
+
+
+def test_a_failed_run_counts_as_the_worst_of_its_environment():
+    table = module.scores_of(
+        study(lambda method, size, kl, seed: None if (method, seed) == ("preset", 0) else 0.1 + seed)
+    )
+    failed = table[(table.method == "preset") & (table.seed == 0)]
+    assert failed.final.to_numpy() == pytest.approx(0.1)
+    assert failed["realised KL"].isna().all()
+
+
+def test_steps_and_areas():
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5))
+    assert table["over twice"].to_numpy() == pytest.approx(0.5)
+    assert table["realised KL"][table.env == "Hopper-v4"].max() == pytest.approx(0.03)
+    episodes = pd.DataFrame({"step": [150, 180, 1003], "return": [1.0, 3.0, 8.0]})
+    # parts without an episode take the part before, the first one the next
+    assert module.area(episodes, 1000) == pytest.approx((9 * 2.0 + 8.0) / 10)
+
+
+def test_the_report_and_the_pictures(tmp_path):
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5 + 0.02 * seed))
+    text = module.report(table)
+    assert "| 250 | preset | 0.53 (" in text
+    assert "| 250 | contrib |" in text
+    assert "paper's" in text
+    module.draw(table, "KL", "final", tmp_path / "a.png")
+    module.draw(table, "realised KL", "area", tmp_path / "b.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("a.png", "b.png"))
+
+
+def test_only_seeds_with_all_of_their_runs_count():
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5))
+    assert set(module.whole_seeds(table[1:]).seed) == {1, 2, 3}
+    with pytest.raises(module.StudyError, match="no seed has all of its 111 runs"):
+        module.whole_seeds(table[table.seed == 0][1:])
