@@ -38,4 +38,5 @@ def test_mypy_finds_the_mistakes_and_nothing_else(python, tmp_path):
 
 def test_the_project_runs(python, tmp_path):
     said = run(python, PROJECT, cwd=tmp_path)
-    assert said.splitlines()[-1].startswith("uatrpo ")
+    # no run failed, one is there; what a study says of its runs goes to stderr
+    assert any(line.startswith("0 1 ") for line in said.splitlines())

@@ -164,7 +164,9 @@ def _places(runs: Sequence[Run], root: Path) -> dict[Path, Path]:
         lengths.append((of["env"], of["algo"], of["n_timesteps"]))
         if name in planned:
             found[name] = place
-            if other := " and ".join(key for key, value in planned[name].items() if value != of.get(key)):
+            # other lengths are refused below, whatever their names are
+            of_run = planned[name] | {"n_timesteps": of["n_timesteps"]}
+            if other := " and ".join(key for key, value in of_run.items() if value != of.get(key)):
                 remedy = "name other settings, as a variant of a study file or by --vary, or use another folder"
                 raise StudyError(f"{place} has other {other} than is asked for: {remedy}")
     refuse_unequal_lengths(lengths, f"use another folder than {root}, or delete its runs of the other length")

@@ -380,7 +380,7 @@ def test_failures_and_changed_settings(tmp_path, finish):
     # other settings need another name
     said = finish([*words, "--params", "target_kl:0.005"], code=2)
     assert "plain/uatrpo/Waiting-v0_1 has other hyperparameters than is asked for: name other settings" in said
-    assert "has other n_timesteps than is asked for" in finish([*words, "--n-timesteps", "300"], code=2)
+    assert "reports do not compare runs of different length" in finish([*words, "--n-timesteps", "300"], code=2)
     assert "ppo has 300 steps and uatrpo 200; use another folder than" in finish(
         [*words[:1], "--algo", "ppo", *words[3:7], "--n-timesteps", "300", "--folder", str(tmp_path / "study")], code=2
     )
