@@ -112,10 +112,10 @@ def _two_observations(space: spaces.Space) -> np.ndarray:
 @contextmanager
 def _unchanged_buffers(policy: ActorCriticPolicy) -> Iterator[None]:
     """Restore the buffers afterwards: networks count or average in them what they see within this context."""
-    kept = {name: buffer.clone() for name, buffer in policy.named_buffers()}
+    kept = [(of, name, old, old.clone()) for of in policy.modules() for name, old in of.named_buffers(recurse=False)]
     try:
         yield
     finally:
         with th.no_grad():
-            for name, buffer in policy.named_buffers():
-                buffer.copy_(kept[name])
+            for of, name, old, numbers in kept:
+                setattr(of, name, old.copy_(numbers))

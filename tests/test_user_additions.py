@@ -941,10 +941,12 @@ class Counts(FlattenExtractor):
         super().__init__(observation_space)
         self.register_buffer("seen", th.zeros(1))
         self.register_buffer("times", th.zeros(1))
+        self.register_buffer("last", th.zeros(0))
 
     def forward(self, observations):
         self.seen += len(observations)
         self.times = self.times + 1
+        self.last = observations.detach()
         return super().forward(observations)
 
 
@@ -952,7 +954,9 @@ class Counts(FlattenExtractor):
 def test_construction_leaves_no_trace_in_the_networks_statistics(cls):
     kwargs = {"n_projections": 8} if cls is UATRPO else {}
     model = make_model(cls, "box", policy_kwargs={"net_arch": [4], "features_extractor_class": Counts}, **kwargs)
-    assert model.policy.features_extractor.seen == model.policy.features_extractor.times == 0
+    extractor = model.policy.features_extractor
+    assert extractor.seen == extractor.times == 0
+    assert extractor.last.shape == (0,)
 
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])

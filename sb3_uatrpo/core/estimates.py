@@ -134,17 +134,17 @@ class Linearization:
         :return: the parameters' indices
         """
         U = th.arange(1, self.head.numel() + 1, device=self.head.device).to(self.head.dtype).cos().view_as(self.head)
-        pulled = self.vjp(U[None])
+        pulled, sizes = self.vjp(U[None]), [param.numel() for param in self.params]
+        smallest = 1e-4 * pulled.norm()
         missed = []
-        for i, part in enumerate(pulled.split([param.numel() for param in self.params])):
+        for i, part in enumerate(pulled.split(sizes)):
             norm = part.norm()
             # numbers that are not finite tell nothing
-            if not 1e-4 * pulled.norm() < norm < th.inf:
-                continue
-            X = th.zeros_like(pulled)
-            X.split([param.numel() for param in self.params])[i].copy_(part / norm)
-            if not self._linear_map[2] or (norm - (self.jvp(X)[0] * U).sum()).abs() > 0.5 * norm:
-                missed.append(i)
+            if smallest < norm < th.inf:
+                X = th.zeros_like(pulled)
+                X.split(sizes)[i].copy_(part / norm)
+                if not self._linear_map[2] or (norm - (self.jvp(X)[0] * U).sum()).abs() > 0.5 * norm:
+                    missed.append(i)
         return missed
 
     def samples(self) -> th.Tensor:

@@ -64,16 +64,8 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
         settings = {**run.hyperparameters, "n_timesteps": run.n_timesteps, "callback": callbacks}
         (root / "settings.yml").write_text(yaml.safe_dump({env: settings}))
         words: list[Any] = [sys.executable, "-m", "sb3_uatrpo.zoo", "train", "--algo", run.algo, "--env", env]
-        words += [
-            "-f",
-            root,
-            "--seed",
-            run.seed,
-            "--conf-file",
-            root / "settings.yml",
-            "--eval-freq",
-            run.eval_freq or -1,
-        ]
+        words += ["-f", root, "--seed", run.seed, "--conf-file", root / "settings.yml"]
+        words += ["--eval-freq", run.eval_freq or -1]
         words += ["--eval-episodes", run.n_eval_episodes, "--device", "cpu", "--num-threads", 1, "--verbose", 0]
         words += ["--gym-packages", module] if module else []
         if kwargs := run.hyperparameters.get("env_kwargs"):
@@ -206,7 +198,6 @@ def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Re
 def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results:
     try:
         ray: Any = import_module("ray")
-
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address != "auto":
             host, _, port = address.rpartition(":")
