@@ -172,7 +172,7 @@ def judge(
                 "high": float(estimate.high),
                 "of the other's mean": float(estimate.value / abs(y.mean())),
                 "verdict": verdict,
-                "Welch's p": welch_test(x, y).pvalue,
+                "Welch's p": welch_test(x, y)[1],
             }
         )
     table = pd.DataFrame(rows).set_index("task")

@@ -16,6 +16,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -29,7 +30,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_uatrpo import UATRPO
 from sb3_uatrpo.study import StudyError, read_study
-from sb3_uatrpo.study.plan import register_environment
 from sb3_uatrpo.study.results import tabulate
 from sb3_uatrpo.zoo import register
 
@@ -160,7 +160,8 @@ def main(args: list[str] | None = None) -> Path:
         parser.error(f"{options.study} has no finished run of {missing.pop()} with seed {options.seed}")
     # look for all models before anything is copied
     for _, trained in done.iterrows():
-        register_environment(trained.env)
+        if module := trained.env.rpartition(":")[0]:
+            import_module(module)
         if not list(Path(trained.folder).glob("*.zip")):
             parser.error(f"{trained.folder}: its model was not saved; run the study with --save-models")
     set_up_rendering()

@@ -1,8 +1,9 @@
 """Studies: many runs of RL Zoo, their tables, their statistics, and their pictures."""
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.frozen import read_records
 from sb3_uatrpo.study.plan import Run, StudyError
 from sb3_uatrpo.study.tables import Study, read_study
+
+read_records = read_study  # its name for records of version 0.1
 
 __all__ = ["Run", "Study", "StudyError", "read_records", "read_study", "statistics"]

@@ -6,15 +6,12 @@ runs failed, and with 130 after an interruption.
 """
 
 import argparse
-import signal
+import inspect
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sb3_uatrpo.study.plan import NOISE, PLAIN, StudyError, plan, read_study_file, split_assignment
-
-# Options that are arguments of ``plan``
-OF_PLAN = ("algos", "env_ids", "seeds", "n_timesteps", "params", "conf_files", "eval_freq", "n_eval_episodes")
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,17 +27,16 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True)
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
-    description = "Run algorithms × environments × seeds × variants, each run in its own process."
-    resume = "Options replace the values in a study file. To resume a study, repeat the command."
-    run = commands.add_parser("run", allow_abbrev=False, help=description, description=f"{description} {resume}")
+    description = "Run algorithms × environments × seeds × variants. To resume a study, repeat the command."
+    run = commands.add_parser("run", allow_abbrev=False, help=description, description=description)
     run.add_argument("--folder", type=Path, required=True, help="the study's folder; runs in it are not repeated")
-    run.add_argument("--study", help="a YAML file that describes the runs")
+    run.add_argument("--study", help="a YAML file that describes the runs; options replace its values")
     run.add_argument("--algo", dest="algos", **several, help="algorithms, by RL Zoo's names")
     run.add_argument("--env", dest="env_ids", **several, help="environments, by Gymnasium's names, or module:name")
     run.add_argument("--seeds", **several, help="seeds and ranges such as 0-49; default 0")
     run.add_argument("--n-timesteps", help="steps of each run; default: as in RL Zoo's file")
     run.add_argument("--noise", type=float, **several, help="values of adversarial_noise; 0: none")
-    run.add_argument("--vary", **several, help="variants: name:value for each value to try")
+    run.add_argument("--vary", dest="varied", **several, help="variants: name:value for each value to try")
     run.add_argument("--params", **several, help="hyperparameters: name:value, or algo.name:value for one algorithm")
     run.add_argument("--conf", dest="conf_files", **several, help="hyperparameter files: file, or algo:file for one")
     run.add_argument("--eval-freq", type=int, help="steps between evaluations, 0 for none; default 25000")
@@ -56,9 +52,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--output", help="where to write; default: FOLDER/report, in the first folder")
     report.add_argument("--algo", **several, help="two algorithms to compare, the first minus the second")
     report.add_argument("--variant", **several, help=f"show only these variants: noise=1, {PLAIN}, …")
-    report.add_argument(
-        "--kappa", type=float, default=0.2, help="share of worst runs in a CVaR, in (0, 1]; default 0.2"
-    )
+    report.add_argument("--kappa", type=float, default=0.2, help="share of worst runs in a CVaR; default 0.2")
     return main
 
 
@@ -67,20 +61,15 @@ def run(options: argparse.Namespace) -> int:
     from sb3_uatrpo.study.run import run_study
 
     varied: dict[str, list[Any]] = {NOISE: options.noise} if options.noise else {}
-    for name, value in map(split_assignment, options.vary):
-        if options.noise and name == NOISE:
-            raise StudyError(f"the values of {NOISE} come from --noise or from --vary, not from both")
+    for name, value in map(split_assignment, options.varied):
         varied.setdefault(name, []).append(value)
     study: dict[str, Any] = {"algos": (), "seeds": [0], **(read_study_file(options.study) if options.study else {})}
     study["vary"] = study.get("vary", {}) | varied
-    study |= {name: value for name in OF_PLAN if (value := getattr(options, name)) not in (None, [])}
+    given = {name: value for name, value in vars(options).items() if value not in (None, [])}
+    study |= {name: given[name] for name in given.keys() & inspect.signature(plan).parameters}
     if not (study["algos"] or study.get("variants")) or not study.get("env_ids"):
         raise StudyError("nothing to run: give --algo and --env, or a --study file that contains them")
     runs = plan(**study)
-    # as Ctrl-C: the end of a cluster job, or a lost connection without nohup
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
     try:
         failed = run_study(runs, options.folder, options.jobs, options.ray, options.save_models, options.retry_failed)
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
-from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.study.plan import versions
 from sb3_uatrpo.study.tables import GZIP
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
@@ -39,8 +37,7 @@ class StudyCallback(BaseCallback):
     def __init__(self) -> None:
         super().__init__()
         self.updates: list[dict[str, Any]] = []
-        #: for each environment, the step at which each of its episodes ended, and ``info["is_success"]`` or NaN
-        self.ends: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        self.episodes: list[dict[str, Any]] = []
         self.seen: Any = None
         self.of_a_study = OF_A_STUDY in os.environ
         if self.of_a_study:
@@ -59,9 +56,14 @@ class StudyCallback(BaseCallback):
                     callback._log_success_callback = partial(_keep_success, callback)  # type: ignore[method-assign]
 
     def _on_step(self) -> bool:
-        for i, info in enumerate(self.locals.get("infos", ())):
+        # sb3-contrib's ARS shows its callbacks none
+        for i, (done, info) in enumerate(zip(self.locals.get("dones", ()), self.locals.get("infos", ()), strict=True)):
             if "episode" in info:
-                self.ends[i].append((self.num_timesteps, _success(info)))
+                row = {"step": self.num_timesteps, "is_success": _success(info), "return": float(info["episode"]["r"])}
+                self.episodes.append({**row, "length": float(info["episode"]["l"]), "env_index": i})
+            elif done and self.of_a_study:
+                ended = "a wrapper around Monitor ended episodes that Monitor does not report"
+                raise RuntimeError(f"{ended}: end them by a wrapper within Monitor, or by max_episode_steps")
         return True
 
     def _on_rollout_start(self) -> None:
@@ -88,38 +90,17 @@ class StudyCallback(BaseCallback):
         if self.of_a_study and self.num_timesteps < total:
             # its last episodes are not those at the end of a run of this length
             raise RuntimeError(f"a callback stopped it after {self.num_timesteps:,} of {total:,} steps")
-        if self.of_a_study and isinstance(sketch := getattr(self.model, "sketch", None), Sketch):
+        if self.of_a_study and (sketch := getattr(self.model, "sketch", None)) is not None:
             # it would be most of the saved model
             sketch.clear()
         # SB3 never dumps the last one
         self._keep_update()
-        for name, rows in (("episodes", self._episodes()), ("updates", self.updates)):
+        for name, rows in (("episodes", self.episodes), ("updates", self.updates)):
             # six digits are enough for a picture, in a third of the space
             table = pd.DataFrame(rows).dropna(axis=1, how="all") if rows else pd.DataFrame(columns=["step"])
             table.to_csv(self.folder / f"{name}.csv.gz", index=False, float_format="%.6g", compression=GZIP)
         ended = {"steps": self.num_timesteps, "seconds": round(time.time() - self.started, 3), "versions": versions()}
         (self.folder / "ended.json").write_text(json.dumps(ended, indent=1) + "\n")
-
-    def _episodes(self) -> list[dict[str, Any]]:
-        """The episodes that each environment's Monitor saw, and what this callback saw of their ends."""
-        episodes = []
-        # Monitor's methods, since wrappers may have attributes of the same names
-        methods = ("get_episode_rewards", "get_episode_lengths", "get_total_steps")
-        seen = zip(*map(self.training_env.env_method, methods), self.training_env.get_attr("rewards"), strict=True)
-        for i, (returns, lengths, n_steps, under_way) in enumerate(seen):
-            if self.of_a_study and n_steps > sum(lengths) + len(under_way):
-                raise RuntimeError(
-                    "a wrapper around Monitor ended episodes that Monitor does not report: end them by a wrapper "
-                    "within Monitor, or by max_episode_steps"
-                )
-            ends = self.ends[i]
-            if len(ends) != len(returns):
-                # callbacks do not get the infos of all steps, as with sb3-contrib's ARS. Environments step together.
-                ends = [(int(n), np.nan) for n in np.cumsum(lengths, dtype=int) * self.training_env.num_envs]
-            names = ("step", "is_success", "return", "length", "env_index")
-            for end, value, length in zip(ends, map(float, returns), lengths, strict=True):
-                episodes.append(dict(zip(names, (*end, value, length, i), strict=True)))
-        return sorted(episodes, key=lambda episode: episode["step"])
 
 
 def _keep_success(evaluation: EvalCallback, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:

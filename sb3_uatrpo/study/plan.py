@@ -61,9 +61,7 @@ class Run:
     @property
     def path(self) -> Path:
         """:return: its place in the study's folder, as RL Zoo has it: ``plain/uatrpo/Hopper-v4_1`` for seed 0"""
-        variant = re.sub(r"[^\w.=,-]+", "-", self.variant, flags=re.ASCII) or PLAIN
-        if len(variant) > 100:
-            variant = f"{variant[:90]}_{hashlib.sha256(self.variant.encode()).hexdigest()[:9]}"
+        variant = re.sub(r"[^\w.=,-]+", "-", self.variant, flags=re.ASCII)[:200] or PLAIN
         # 0 stands for the latest run in RL Zoo's commands
         return Path(variant, self.algo, f"{self.env.rpartition(':')[2].replace('/', '-')}_{self.seed + 1}")
 
@@ -170,7 +168,7 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """:return: arguments of ``plan``, from a YAML file with some of ``STUDY_FILE``"""
     import yaml
 
-    with _errors_of(path):
+    with errors_of(path):
         study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         if not isinstance(study, dict) or study.keys() - STUDY_FILE.keys():
             raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, but it holds {study!r:.100}")
@@ -192,19 +190,11 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         # a longer range is a mistake in writing
-        if not first <= last < 2**32 or last - first >= 100_000:
+        if not first <= last < min(2**32, first + 100_000):
             accepted = "an integer from 0 to 2**32-1, or a range such as 0-49 of up to 100,000 seeds"
             raise StudyError(f"a seed must be {accepted}, but it is {text}")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
-
-
-def register_environment(env_id: str) -> str:
-    """:return: Gymnasium's name of ``name`` or ``module:name``, after the import of the module that registers it"""
-    module, _, name = env_id.rpartition(":")
-    if module:
-        import_module(module)
-    return name
 
 
 def split_assignment(text: str) -> tuple[str, Any]:
@@ -225,11 +215,13 @@ def _hyperparameters(
     from rl_zoo3.exp_manager import ExperimentManager
     from rl_zoo3.utils import ALGOS
 
-    with _errors_of(f"environment {env_id!r}"):
-        name = register_environment(env_id)
+    with errors_of(f"environment {env_id!r}"):
+        module, _, name = env_id.rpartition(":")
+        if module:
+            import_module(module)
         if name not in gym.registry or env_id.startswith(":"):
             raise ValueError("Gymnasium does not know it; module:name imports the module that registers it")
-    with _errors_of(f"hyperparameters of {algo} on {env_id}{f' in {configs[-1]}' if configs else ''}"):
+    with errors_of(f"hyperparameters of {algo} on {env_id}{f' in {configs[-1]}' if configs else ''}"):
         options: dict[str, Any] = {"hyperparams": overrides, "config": configs[-1] if configs else None}
         with redirect_stdout(io.StringIO()):
             manager = ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options)
@@ -244,7 +236,7 @@ def _hyperparameters(
 
 
 @contextmanager
-def _errors_of(source: Any) -> Iterator[None]:
+def errors_of(source: Any) -> Iterator[None]:
     """A user's module, or a hyperparameter file of Python, may raise anything, or end the process."""
     try:
         yield

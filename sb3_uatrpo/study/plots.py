@@ -13,7 +13,7 @@ import seaborn as sns
 from matplotlib.ticker import EngFormatter
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.results import GROUP, THRESHOLDS, Results, joined, learning_curves
+from sb3_uatrpo.study.results import GROUP, Results, joined, learning_curves
 from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
@@ -59,8 +59,7 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
         profiles[names] = _band(taus, statistics.performance_profile(x, taus))
     with matplotlib.rc_context(STYLE):
         save("learning_curves", lines(curves, _mean_and_error, STEPS, "training return"))
-        evaluations = results.series("evaluations", "return")
-        save("evaluations", lines(evaluations, _mean_and_error, STEPS, "deterministic return"))
+        save("evaluations", lines(results.series("evaluations", "return"), _mean_and_error, STEPS, "evaluation return"))
         save("cvar", _lines(labels, cvars, "κ, share of worst runs", "κ-CVaR of final return"))
         save("cvar_over_training", lines(curves, cvar, STEPS, f"{results.cvar} of training return"))
         save("differences", _forest(differences, "of means", 0.0))
@@ -129,10 +128,6 @@ def _histograms(labels: list[str], ratios: pd.DataFrame) -> sns.FacetGrid | None
     def draw(data: pd.DataFrame, color: Any, label: str) -> None:
         counts, edges = np.histogram(data.kl_ratio.clip(0, LARGEST_RATIO), 50, (0, LARGEST_RATIO))
         plt.stairs(counts / len(data), edges, fill=True, color=color, alpha=0.4, label=label)
-        shares = ", ".join(f"{np.mean(data.kl_ratio >= threshold):.0%} ≥ {threshold:g}" for threshold in THRESHOLDS)
-        plt.text(
-            1, 1 - 0.08 * labels.index(label), shares, color=color, ha="right", va="top", transform=plt.gca().transAxes
-        )
 
     grid = _facets(ratios, draw, labels) if len(ratios) else None
     return grid and grid.set_axis_labels(f"actual / estimated KL (≥ {LARGEST_RATIO:g} at the end)", "share of updates")
@@ -143,9 +138,8 @@ def _forest(table: pd.DataFrame, column: str, reference: float) -> sns.FacetGrid
 
     def draw(data: pd.DataFrame, color: Any, label: str = "") -> None:
         value, low, high = np.array(data[column].tolist()).T
-        plt.errorbar(
-            value, data.label, xerr=[value - low, high - value], fmt="o", color="0.2", ecolor="0.6", elinewidth=4
-        )
+        plt.hlines(data.label, low, high, color="0.6", linewidth=4)
+        plt.plot(value, data.label, "o", color="0.2")
         plt.axvline(reference, color="0.2", linewidth=0.8, zorder=0)
         plt.ylim(len(data) - 0.5, -0.5)
 

@@ -14,21 +14,19 @@ from sb3_uatrpo.study.results import GROUP, Results, joined, tabulate
 from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPLES, N_RESAMPLES_OVER_TRAINING, Estimate
 from sb3_uatrpo.study.tables import read_study
 
-# With fewer runs than this in a group, the report warns about its intervals
-FEW = 5
 DEFINITIONS = f"""\
 - *Final return* of a run: mean undiscounted training return of the episodes that ended in the last {FINAL_SHARE:.0%} of
   its steps; if none did, of those that ended last. Learning curves have such a mean at every step.
 - *κ-CVaR*: mean of the worst share κ of the runs, which *rests on* that many runs; one of them may count in part.
 - *Intervals*, in parentheses: {CONFIDENCE_LEVEL:.0%} percentile bootstrap over runs, from {N_RESAMPLES:,} resamples,
   {N_RESAMPLES_OVER_TRAINING:,} over training. With few runs they are too narrow. ± is the standard error of the mean.
-- *Welch*: t-test of equal means with unequal variances. p is not corrected for the number of comparisons.
+- *Welch*: t-test of equal means, unequal variances; more cautious with few runs. p is of each comparison alone.
 - *IQM*: mean without the lowest and the highest quarter of the runs; with fewer than four runs, the mean.
 - *Probability of improvement*: how often a run of the first algorithm ends above one of the second; a tie counts half.
 - *KL ratio*: actual KL divergence of a proposed step over the estimated one; in pictures, with median and quartiles.
 - *Score*: final return scaled from 0, the lowest of all runs shown in an environment, to 1, the highest; for algorithms
   with the same number of runs in every environment.
-- *Success*: share of the episodes that report `is_success`, among those of the final return."""
+- *Success*: as the final return, the share of episodes that succeeded, among those that report `is_success`."""
 HEADER = {"env": "environment", "condition": "variant", "label": "algorithm"}
 
 
@@ -70,19 +68,18 @@ def report(
 
 
 def _tables(results: Results) -> Iterator[str]:
-    runs, left_out = results.study.runs, results.study.left_out
-    failed = runs[runs.error != ""]
-    n_done = len(runs) - len(failed)
-    yield f"{n_done} runs done, {len(failed)} failed, {len(left_out)} left out because of damaged files."
-    groups = runs.assign(done=runs.error == "", failed=runs.error != "").groupby(GROUP, sort=False)
-    table = groups.agg({"done": "sum", "failed": "sum", "n_timesteps": "first", "seed": _seeds, "seconds": "sum"})
+    runs = results.study.runs.assign(done=results.study.runs.error == "", failed=results.study.runs.error != "")
+    counts = f"{runs.done.sum()} runs done, {runs.failed.sum()} failed"
+    yield f"{counts}, {len(results.study.left_out)} left out because of damaged files."
+    columns = {"done": "sum", "failed": "sum", "n_timesteps": "first", "seed": _seeds, "seconds": "sum"}
+    table = runs.groupby(GROUP, sort=False).agg(columns)
     table["seconds"] /= 3600
     yield "## Runs"
     yield _table(table.rename(columns={"n_timesteps": "steps", "seed": "seeds", "seconds": "hours"}).reset_index())
-    without = runs[(runs.error == "") & runs.final_return.isna()]
-    lines = [f"- failed: {_name(run)}: `{run.error.strip().splitlines()[-1]:.200}`" for run in failed.itertuples()]
-    lines += [f"- no episode ended, or one is not finite: {_name(run)}" for run in without.itertuples()]
-    yield "\n".join([*lines, *(f"- left out: `{path}`: {reason}" for path, reason in left_out)])
+    of, without = runs[runs.failed].itertuples(), runs[runs.done & runs.final_return.isna()].itertuples()
+    lines = [f"- failed: {_name(run)}: `{run.error.strip().splitlines()[-1]:.200}`" for run in of]
+    lines += [f"- no episode ended, or one is not finite: {_name(run)}" for run in without]
+    yield "\n".join([*lines, *(f"- left out: `{path}`: {reason}" for path, reason in results.study.left_out)])
     yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns\n\n{_table(results.returns)}"
     shares = results.compared.dropna(subset="final_success").groupby(GROUP, sort=False).final_success
     if shares.ngroups:
@@ -91,10 +88,6 @@ def _tables(results: Results) -> Iterator[str]:
         yield f"## Success\n\n{_table(table.reset_index())}"
     if len(results.differences):
         yield f"## Differences\n\n{_table(results.differences)}"
-        if (fewest := results.returns.runs.min()) < FEW:
-            yield f"**Do not rely on intervals of {fewest} runs**; Welch's test is more cautious."
-        if results.differences["other settings"].fillna("").any():
-            yield "**The algorithms are not the only difference**: see the other settings that both have."
     yield f"## Proposed steps\n\n{_table(results.ratios()) or 'There are no KL ratios.'}"
 
 

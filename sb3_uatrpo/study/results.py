@@ -18,8 +18,6 @@ from sb3_uatrpo.study.tables import Study
 
 # What runs that may be averaged have in common, and what takes the place of an environment for scores
 GROUP, ALL = ["env", "condition", "label"], "all environments, scores"
-# These do not affect training: runs that differ in nothing else are averaged, unless a seed would count twice
-EVALUATION = ["eval_freq", "n_eval_episodes"]
 # Points of a learning curve, and KL ratios that count as large
 N_POINTS, THRESHOLDS = 100, (2.0, 3.0)
 
@@ -48,12 +46,10 @@ def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
         value = statistics.final_return(of.step, of["return"], done.n_timesteps[i])
         runs.loc[i, "final_return"] = value if math.isfinite(value) else math.nan
         if "is_success" in of:
-            known = (of.is_success.notna(), of.is_success.fillna(0))
-            reported, successes = (statistics.final_return(of.step, x, done.n_timesteps[i]) for x in known)
-            runs.loc[i, "final_success"] = successes / reported if reported else math.nan
-    place = runs.label.map(in_order(runs.label).index)
-    order = runs.assign(place=place).sort_values(["env", "condition", "place", "seed"]).drop(columns="place")
-    return replace(study, runs=order)
+            known = of.dropna(subset="is_success")
+            runs.loc[i, "final_success"] = statistics.final_return(known.step, known.is_success, done.n_timesteps[i])
+    runs["label"] = pd.Categorical(runs.label, in_order(runs.label))
+    return replace(study, runs=runs.sort_values([*GROUP, "seed"]).astype({"label": object}))
 
 
 def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
@@ -75,18 +71,12 @@ def _refuse_unlike(runs: pd.DataFrame) -> None:
     lengths = zip(runs.env, runs.label, runs.n_timesteps, strict=True)
     refuse_unequal_lengths(lengths, "report on folders that have one length for each environment")
     for names, alike in runs.groupby(GROUP):
-        settings = [json.loads(run.hyperparameters) | {k: run[k] for k in EVALUATION} for _, run in alike.iterrows()]
-        other = differing(settings)
-        if other and not (alike.seed.is_unique and set(EVALUATION).issuperset(other)):
-            kinds = " and ".join(sorted({joined(f"{name}={of.get(name)}" for name in other) for of in settings}))
+        settings = pd.DataFrame([json.loads(text) for text in alike.hyperparameters]).astype(str)
+        kinds = settings.loc[:, settings.nunique() > 1].drop_duplicates()
+        if len(kinds.columns):
+            shown = sorted(joined(f"{name}={value}" for name, value in of.items()) for of in kinds.to_dict("records"))
             remedy = "they need names, as variants of a study file or by --vary"
-            raise StudyError(f"runs of different settings: {joined(names)} has {kinds}; {remedy}")
-
-
-def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """:return: the names of the settings that are not the same in all"""
-    names = sorted(set().union(*settings))
-    return [name for name in names if len({json.dumps(of.get(name), sort_keys=True) for of in settings}) > 1]
+            raise StudyError(f"runs of different settings: {joined(names)} has {' and '.join(shown)}; {remedy}")
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -167,11 +157,6 @@ class Results:
             row |= {"runs": f"{len(x)}, {len(y)}", "of means": statistics.difference_of_means(x, y)}
             row |= dict(zip(("Welch t", "p"), statistics.welch_test(x, y), strict=True))
             row |= {f"of {self.cvar}": statistics.difference_of_cvars(x, y, self.kappa)}
-            # a difference may also come from hyperparameters that both have
-            settings = self.compared[(self.compared.env == env) & (self.compared.condition == condition)]
-            ours, theirs = (json.loads(settings.hyperparameters[settings.label == of].iloc[0]) for of in pair)
-            both = [name for name in differing([ours, theirs]) if name in ours.keys() & theirs.keys()]
-            row["other settings"] = joined(both)
         return row | {"probability of improvement": statistics.probability_of_improvement(x, y)}
 
     def series(self, name: str, column: str) -> pd.DataFrame:

@@ -27,13 +27,11 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from sb3_uatrpo.study.callback import OF_A_STUDY, StudyCallback
-from sb3_uatrpo.study.plan import FAILED, Run, StudyError, refuse_unequal_lengths
+from sb3_uatrpo.study.plan import FAILED, Run, StudyError, errors_of
 
 CALLBACK = f"{StudyCallback.__module__}.{StudyCallback.__qualname__}"
 # A run's specification, what a failed one has printed, and in a study's folder, what is not done yet
 RUN, ERROR, UNFINISHED = "run.json", "error.txt", ".unfinished"
-# Environment variables that keep numerical libraries to one thread; a library reads them when it is loaded
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # Enough to keep a cluster busy; how often Ray starts a lost run again; seconds until a cluster must answer
 MAX_SUBMITTED, RETRIES, CONNECT_TIMEOUT = 500, 3, 5.0
 
@@ -64,20 +62,19 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
         settings = {**run.hyperparameters, "n_timesteps": run.n_timesteps, "callback": callbacks}
         (root / "settings.yml").write_text(yaml.safe_dump({env: settings}))
         words: list[Any] = [sys.executable, "-m", "sb3_uatrpo.zoo", "train", "--algo", run.algo, "--env", env]
-        words += ["-f", root, "--seed", run.seed, "--conf-file", root / "settings.yml"]
-        words += ["--eval-freq", run.eval_freq or -1]
-        words += ["--eval-episodes", run.n_eval_episodes, "--device", "cpu", "--num-threads", 1, "--verbose", 0]
-        words += ["--gym-packages", module] if module else []
+        words += ["-f", root, "--seed", run.seed, "--conf-file", root / "settings.yml", "--verbose", 0]
+        words += ["--eval-freq", run.eval_freq or -1, "--eval-episodes", run.n_eval_episodes]
+        words += ["--device", "cpu", "--num-threads", 1, *(["--gym-packages", module] if module else [])]
         if kwargs := run.hyperparameters.get("env_kwargs"):
             # otherwise, only the training environments would get them
             words += ["--env-kwargs", *(f"{name}:{value!r}" for name, value in kwargs.items())]
         # modules are found where this process finds them
-        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SB3_LOGDIR": str(logs), OF_A_STUDY: "1"}
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SB3_LOGDIR": str(logs)}
+        environment = {**os.environ, **own, "OMP_NUM_THREADS": "1", OF_A_STUDY: "1"}
         with open(root / "output.txt", "wb") as output:
             # Standard input is never written to: its end tells the run that the study is gone. At Ctrl-C, RL Zoo would
             # save its model and end as if all were done, so it has a session of its own.
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
-            environment = {**os.environ, **ONE_THREAD, **own}
             process = subprocess.Popen(list(map(str, words)), env=environment, start_new_session=True, **pipes)
             try:
                 while process.poll() is None and not stop.wait(0.05):
@@ -109,8 +106,8 @@ def run_study(
     :param jobs: maximum number of runs at a time; by default, one per core, or as many as the Ray cluster takes
     :param ray_address: ``host:port`` of a Ray cluster, or ``auto``; this machine has to be one of its nodes
     :return: the runs that have failed, each with the file of what it printed
-    :raises StudyError: if another process is at work in the folder, it has runs of the same name with other settings or
-        of another length, or no Ray cluster answers
+    :raises StudyError: if another process is at work in the folder, it has runs of the same name with other settings,
+        or no Ray cluster answers
     """
     root = Path(folder)
     if (root / "study.json").exists():
@@ -146,22 +143,16 @@ def run_study(
 def _places(runs: Sequence[Run], root: Path) -> dict[Path, Path]:
     """Where the runs are that are there, done or failed."""
     planned = {run.path: asdict(run) for run in runs}
-    found, lengths = {}, [(run.env, run.algo, run.n_timesteps) for run in runs]
+    found = {}
     for path in sorted((*root.glob(f"{FAILED}/*/*/*/{RUN}"), *root.glob(f"*/*/*/{RUN}"))):
         place, name = path.parent, Path(*path.parts[-4:-1])
-        try:
+        with errors_of(f"{path} (delete {place} to repeat the run)"):
             of = dict(json.loads(path.read_text()))
-        except (TypeError, ValueError) as error:
-            raise StudyError(f"{path} cannot be read ({error}): delete {place} to repeat the run") from error
-        lengths.append((of["env"], of["algo"], of["n_timesteps"]))
         if name in planned:
             found[name] = place
-            # other lengths are refused below, whatever their names are
-            of_run = planned[name] | {"n_timesteps": of["n_timesteps"]}
-            if other := " and ".join(key for key, value in of_run.items() if value != of.get(key)):
+            if other := " and ".join(key for key, value in planned[name].items() if value != of.get(key)):
                 remedy = "name other settings, as a variant of a study file or by --vary, or use another folder"
                 raise StudyError(f"{place} has other {other} than is asked for: {remedy}")
-    refuse_unequal_lengths(lengths, f"use another folder than {root}, or delete its runs of the other length")
     return found
 
 
@@ -196,7 +187,8 @@ def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Re
 
 
 def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results:
-    try:
+    # Ray is missing, or something is wrong with the address, or at it
+    with errors_of(f"no Ray cluster answers at {address} (host:port, or auto)"):
         ray: Any = import_module("ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address != "auto":
@@ -204,10 +196,6 @@ def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results
             # Ray would try for minutes to reach an address at which nobody answers
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    # Ray is missing, or something is wrong with the address, or at it
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise StudyError(f"no Ray cluster answers at {address} (host:port, or auto): {reason}") from error
     try:
         # it starts again with another process if its own, or its machine, is lost
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[Lost])(train)

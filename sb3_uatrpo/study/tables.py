@@ -1,10 +1,12 @@
 """The four tidy tables of many runs, from studies, RL Zoo's log folders, saved tables and records of version 0.1."""
 
+import gzip
+import hashlib
 import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ GZIP = {"method": "gzip", "mtime": 0}
 # The row of a run, and its series by name
 Part = tuple[dict[str, Any], dict[str, pd.DataFrame]]
 LeftOut = list[tuple[Path, str]]
+Reader = Callable[[Path], list[Part]]
 
 
 @dataclass(frozen=True)
@@ -52,39 +55,53 @@ class Study:
 
 def read_study(*folders: str | os.PathLike[str]) -> Study:
     """
-    :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies of version 0.1
+    :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies or records of version
+        0.1, such as ``benchmarks/results/paper``
     :return: their tables. A run that is there more than once counts once, a finished one rather than a failed one.
     :raises StudyError: if a folder is none of these, or a run is there twice with different episodes
     """
-    from sb3_uatrpo.study.frozen import read_parts
-
     parts: list[Part] = []
     left_out: LeftOut = []
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise StudyError(f"{folder}: no such folder")
-        of_old = (folder / "study.json").exists()
-        read = read_parts if of_old else _read_saved if (folder / "runs.csv.gz").exists() else _read_folders
-        found, bad = read(folder / "records" if of_old else folder)
-        if not (found or bad or of_old or (folder / ".lock").exists()):
+        found = _find(folder)
+        if not found and not (folder / ".lock").exists():
             raise StudyError(f"{folder}: neither a study nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)")
-        parts, left_out = parts + found, left_out + bad
-    return collect(parts, left_out)
+        first = len(parts)
+        for path, read in found.items():
+            try:
+                parts += read(path)
+            # a truncated or foreign file may raise anything; the report names it
+            except Exception as error:
+                left_out.append((path, f"{type(error).__name__}: {' '.join(str(error).split()):.150}"))
+        _name_variants([row for row, _ in parts[first:] if row["variant"] is None])
+    return _collect(parts, left_out)
 
 
-def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
+def _find(folder: Path) -> dict[Path, Reader]:
+    """What can be read in a folder, each with its reader."""
+    # a study's run is also one of RL Zoo's
+    readers: dict[Path, Reader] = dict.fromkeys((path.parents[1] for path in folder.rglob("args.yml")), _read_zoo_run)
+    readers |= dict.fromkeys((path.parent for path in folder.rglob("run.json")), _read_run)
+    readers |= dict.fromkeys((path.parent for path in folder.glob("runs.csv.gz")), _read_saved)
+    readers |= dict.fromkeys((*folder.glob("*.json.gz"), *folder.glob("records/*.json.gz")), _read_record)
+    # what is not done yet is in a hidden folder
+    shown = [path for path in readers if not any(name.startswith(".") for name in path.relative_to(folder).parts)]
+    return {path: readers[path] for path in sorted(shown)}
+
+
+def _collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
     kept: dict[str, Part] = {}
     for part in parts:
-        key = json.dumps([part[0][name] for name in TEXTS + COUNTS])
+        key = json.dumps([part[0][name] for name in (*TEXTS, "seed", "n_timesteps")])
         other = kept.setdefault(key, part)
         if other is not part and not (part[0]["error"] or other[0]["error"]):
             a, b = (each[1]["episodes"][["step", "return", "length"]] for each in (part, other))
             # RL Zoo and studies keep different numbers of digits
             if len(a) != len(b) or not np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True):
                 both = f"{other[0]['folder']} and {part[0]['folder']}"
-                raise StudyError(
-                    f"{both} are the same run with different episodes: delete one, or report on them apart"
-                )
+                raise StudyError(f"{both} are the same run with different episodes: delete one, or report on one")
         # a finished one rather than a failed one, and a study's rather than RL Zoo's own, which has no updates
         kept[key] = max(other, part, key=lambda of: (not of[0]["error"], len(of[1]["updates"]) > 0))
     tables = {}
@@ -94,7 +111,7 @@ def collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
     return Study(pd.DataFrame([row for row, _ in kept.values()]), **tables, left_out=left_out)
 
 
-def series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
+def _series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
     """:return: the table; ValueError if a number cannot be one. Updates may log anything, but for the KL divergence."""
     arrays = {column: np.asarray(values) for column, values in columns.items()}
     for column in [of for of in arrays if name != "updates" or of in ("step", "kl_ratio", "kl_proposed")]:
@@ -109,10 +126,10 @@ def series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(arrays)
 
 
-def read_evaluations(steps: Any, results: Any, successes: Any = None) -> pd.DataFrame:
+def _evaluations(steps: Any, results: Any, successes: Any = None) -> pd.DataFrame:
     """:return: the table of evaluations at some steps, from results of shape ``n_evaluations x n_eval_episodes``"""
     if not len(steps):
-        return series("evaluations", {"step": [], "return": []})
+        return _series("evaluations", {"step": [], "return": []})
     steps, results = np.asarray(steps), np.asarray(results, dtype=np.float64)
     if results.ndim != 2 or results.shape[0] != len(steps) or np.any(np.diff(steps) <= 0):
         raise ValueError("the steps of its evaluations are repeated, or some have other numbers of episodes")
@@ -120,25 +137,10 @@ def read_evaluations(steps: Any, results: Any, successes: Any = None) -> pd.Data
     # Stable-Baselines3 lists only the episodes that reported whether they succeeded, and no evaluation without any
     if successes is not None and np.shape(successes) == results.shape and not np.isnan(successes).any():
         columns["is_success"] = np.ravel(successes).astype(float)
-    return series("evaluations", columns)
+    return _series("evaluations", columns)
 
 
-def _read_folders(folder: Path) -> tuple[list[Part], LeftOut]:
-    parts: list[Part] = []
-    bad: LeftOut = []
-    found = {*(path.parent for path in folder.rglob("run.json")), *(p.parents[1] for p in folder.rglob("args.yml"))}
-    # what is not done yet is in a hidden folder
-    for run in sorted(run for run in found if not any(name.startswith(".") for name in run.relative_to(folder).parts)):
-        try:
-            parts.append(_read_run(run) if (run / "run.json").exists() else _read_zoo_run(run))
-        # a truncated or foreign file may raise anything; the report names it
-        except Exception as error:
-            bad.append((run, f"{type(error).__name__}: {error}".splitlines()[0]))
-    _name_variants([row for row, _ in parts if row["variant"] is None])
-    return parts, bad
-
-
-def _read_run(folder: Path) -> Part:
+def _read_run(folder: Path) -> list[Part]:
     row = json.loads((folder / "run.json").read_text())
     row["hyperparameters"] = json.dumps(row["hyperparameters"], sort_keys=True)
     for name in TEXTS + COUNTS:
@@ -147,23 +149,23 @@ def _read_run(folder: Path) -> Part:
     row |= {"error": "", "seconds": 0.0, "versions": "{}", "folder": str(folder)}
     if (folder / "error.txt").exists():
         row["error"] = (folder / "error.txt").read_text() or "failed"
-        return row, dict.fromkeys(SERIES, pd.DataFrame())
+        return [(row, dict.fromkeys(SERIES, pd.DataFrame()))]
     ended = json.loads((folder / "ended.json").read_text())
     row |= {"seconds": float(ended["seconds"]), "versions": json.dumps(ended["versions"])}
     names = ("episodes", "updates")
-    tables = {name: series(name, dict(pd.read_csv(folder / f"{name}.csv.gz").items())) for name in names}
-    return row, tables | {"evaluations": _evaluations_in(folder)}
+    tables = {name: _series(name, dict(pd.read_csv(folder / f"{name}.csv.gz").items())) for name in names}
+    return [(row, tables | {"evaluations": _evaluations_in(folder)})]
 
 
 def _evaluations_in(folder: Path) -> pd.DataFrame:
     if not (path := folder / "evaluations.npz").exists():
-        return read_evaluations([], [])
+        return _evaluations([], [])
     # a damaged file would stay open
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as data:
-        return read_evaluations(data["timesteps"], data["results"], data.get("successes"))
+        return _evaluations(data["timesteps"], data["results"], data.get("successes"))
 
 
-def _read_zoo_run(run: Path) -> Part:
+def _read_zoo_run(run: Path) -> list[Part]:
     (path,) = run.glob("*/args.yml")
     row, settings = _read_yaml(path), _read_yaml(path.with_name("config.yml"))
     # what affects a run's numbers, besides config.yml
@@ -187,17 +189,10 @@ def _read_zoo_run(run: Path) -> Part:
             taken = int(json.loads(archive.read("data"))["num_timesteps"])
         error = f"stopped after {taken:,} of {n_timesteps:,} steps" if taken < n_timesteps else ""
         if max(episodes["step"], default=0) > taken >= n_timesteps:
-            counted = f"its monitor files count more than the {taken:,} steps that were taken"
-            raise ValueError(
-                f"{counted}: a wrapper around Monitor repeats steps, so it is not known when episodes ended"
-            )
+            raise ValueError(f"episodes end after the {taken:,} steps taken: a wrapper around Monitor repeats steps")
     of_run |= {"error": error, "seconds": float(max(episodes["t"], default=0))}
-    ended = {"step": episodes["step"], "return": episodes["r"], "length": episodes["l"]}
-    return of_run, {
-        "episodes": series("episodes", ended),
-        "updates": pd.DataFrame(),
-        "evaluations": _evaluations_in(run),
-    }
+    ended = _series("episodes", {"step": episodes["step"], "return": episodes["r"], "length": episodes["l"]})
+    return [(of_run, {"episodes": ended, "updates": pd.DataFrame(), "evaluations": _evaluations_in(run)})]
 
 
 def _name_variants(rows: list[dict[str, Any]]) -> None:
@@ -211,19 +206,42 @@ def _name_variants(rows: list[dict[str, Any]]) -> None:
         row["variant"] = row["variant"] if len(names[row["algo"], row["env"]]) > 1 else ""
 
 
-def _read_saved(folder: Path) -> tuple[list[Part], LeftOut]:
+def _read_saved(folder: Path) -> list[Part]:
     runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).to_dict("index")
     tables = {name: pd.read_csv(folder / f"{name}.csv.gz") for name in SERIES}
-    return [(row, {k: of[of.run == i].drop(columns="run") for k, of in tables.items()}) for i, row in runs.items()], []
+    return [(row, {k: of[of.run == i].drop(columns="run") for k, of in tables.items()}) for i, row in runs.items()]
+
+
+def _read_record(path: Path) -> list[Part]:
+    """Version 0.1's file of a run, which nothing writes any more."""
+    record = json.loads(gzip.decompress(path.read_bytes()))
+    spec = record["spec"]
+    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    if record["format"] != 3 or hashlib.sha256(canonical.encode()).hexdigest()[:10] != record["key"]:
+        raise ValueError("its format is another, or its key does not match its specification")
+    row = {"algo": spec["algo"], "env": spec["env_id"], "hyperparameters": json.dumps(spec["settings"], sort_keys=True)}
+    row |= {name: spec[name] for name in ("seed", "variant", "n_timesteps", "eval_freq", "n_eval_episodes")}
+    row |= {"error": "" if record["status"] == "done" else record["traceback"] or "failed", "folder": str(path)}
+    row |= {"seconds": float(record["wall_time"]), "versions": json.dumps(record["versions"])}
+    tables, names = {}, {"timesteps": "step", "returns": "return", "lengths": "length"}
+    for name in ("episodes", "updates"):
+        tables[name] = _series(name, {names.get(of, of): _array(values) for of, values in record[name].items()})
+    evaluated = [_array(record["evaluations"].get(name, [])) for name in ("timesteps", "returns", "is_success")]
+    return [(row, tables | {"evaluations": _evaluations(*evaluated)})]
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    array = np.array(values)
+    # ``None`` stands for a number that was not finite; an algorithm may also have logged text
+    is_number = array.dtype == object and not any(isinstance(value, str) for value in values)
+    return array.astype(np.float64) if is_number else array
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     """What RL Zoo has dumped, with names for classes and text for other objects: nothing is constructed or imported."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
-
+    Loader: Any = type("Loader", (yaml.SafeLoader,), {})
     as_list, tag = Loader.construct_sequence, "tag:yaml.org,2002:python/"
     Loader.add_constructor(f"{tag}object/apply:collections.OrderedDict", lambda *node: dict(*as_list(*node, deep=True)))
     Loader.add_constructor(f"{tag}tuple", lambda *node: as_list(*node, deep=True))

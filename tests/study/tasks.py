@@ -16,7 +16,7 @@ def processes_seen(folder: Path) -> list[int]:
 
 class Waiting(gym.Env):
     """
-    Episodes of ten steps. While its folder contains the file ``broken``, a step raises an exception.
+    Episodes of ten steps. Steps fail where its folder contains ``broken``, or ``broken_`` with the process id.
 
     :param folder: where each process that uses the environment leaves an empty file named after its process id
     :param hold_from: processes from this one on, in order of arrival, wait until the file ``go`` exists, and as long as
@@ -53,7 +53,7 @@ class Waiting(gym.Env):
         return self._observation(), {}
 
     def step(self, action):
-        if (self.folder / "broken").exists():
+        if any((self.folder / name).exists() for name in ("broken", f"broken_{os.getpid()}")):
             print("this is the last that it says")
             raise RuntimeError("the environment is broken")
         self.steps += 1

@@ -269,7 +269,7 @@ def test_damaged_records_are_left_out_by_name(tmp_path):
     other = record | {"spec": record["spec"] | {"seed": 9}}
     (tmp_path / "other key.json.gz").write_bytes(gzip.compress(json.dumps(other).encode()))
     (tmp_path / "cut.json.gz").write_bytes(original.read_bytes()[:1000])
-    (tmp_path / "empty.json").touch()
+    (tmp_path / "empty.json.gz").touch()
     # a copy under another name counts once
     for name in ("good", "copy"):
         shutil.copy(original, tmp_path / f"{name}.json.gz")
