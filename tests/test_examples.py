@@ -404,7 +404,7 @@ def test_measure_kl_ratio(tmp_path, run_here):
 
 
 def test_measure_short_episodes(tmp_path):
-    output = run(tmp_path, "measure_short_episodes.py", "--lengths", "2", "--seeds", "0", "--n-updates", "8")
+    output = run(tmp_path, "measure_short_episodes.py", "--lengths", "2", "--seeds", "0", "--n-updates", "3")
     shares = [float(share) for share in re.findall(r"(\d+)%", output)]
     assert "50 × 20" in output
     assert "1 × 1,000" in output
