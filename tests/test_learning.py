@@ -30,6 +30,6 @@ def test_pendulum(cls):
 @BOTH
 def test_hopper_improves(cls):
     env = VecNormalize(make_vec_env("Hopper-v4", seed=0), norm_reward=False, gamma=0.995)
-    model = cls("MlpPolicy", env, seed=0, device="cpu").learn(20_000)
+    model = cls("MlpPolicy", env, seed=0, device="cpu").learn(12_000)
     episodes = np.array([info["r"] for info in model.ep_info_buffer])
-    assert episodes[-20:].mean() > 100  # untrained: about 20
+    assert episodes[-20:].mean() > 150  # untrained: about 20
