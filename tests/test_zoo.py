@@ -56,12 +56,14 @@ def test_every_installation_registers_and_uninstalling_leaves_no_trace(way, sour
     python = environment(tmp_path)
     site = site_packages(python)
     before = sorted(path.name for path in site.iterdir())
-    assert run(python, "-c", f"import sys; print('{HOOK}' in sys.modules)", cwd=tmp_path) == "False\n"
+    starts = ["-c", f"import sys; print('{HOOK}' in sys.modules)"]
+    assert run(python, *starts, cwd=tmp_path) == "False\n"
 
     target = ["-e", source] if way == "editable" else [built[way]]
     pip(python, "install", "--no-deps", "--no-build-isolation", *target, cwd=tmp_path)
     assert (site / f"{HOOK}.pth").read_text() == f"import {HOOK}\n"
     assert (site / f"{HOOK}.start").read_text() == f"{HOOK}:install\n"
+    assert run(python, *starts, cwd=tmp_path) == "True\n"
     assert YES in run(python, "-I", "-c", KNOWS, cwd=tmp_path)
     # -S reads no path files at all: neither this one nor the borrowed one
     assert run(python, "-S", "-c", "import sys; print(len(sys.meta_path))", cwd=tmp_path).strip() == "3"
@@ -204,7 +206,8 @@ def test_videos_and_benchmark(newcomer, tmp_path):
 
     (tmp_path / "enjoy.py").write_text("from rl_zoo3.enjoy import enjoy\n\nenjoy()\n")
     benchmark = "import runpy; runpy.run_module('rl_zoo3.benchmark', run_name='__main__')"
-    run_code(benchmark, "--log-dir", "logs", "--no-hub", "-n", "1000", cwd=tmp_path, PATH=path)
+    ended = run_code(benchmark, "--log-dir", "logs", "--no-hub", "-n", "1000", cwd=tmp_path, PATH=path)
+    assert ended.code == 0, ended
     assert "|uatrpo|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
 
 
