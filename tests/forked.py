@@ -66,8 +66,6 @@ def _run(argv: Sequence[str], code: str | None, cwd: Path, environment: dict[str
 def _program(argv: list[str], code: str | None, cwd: Path, environment: dict[str, str], folder: Path) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
-    # a standard input that ends with this process only
-    os.dup2(os.pipe()[0], 0)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
@@ -79,6 +77,8 @@ def _program(argv: list[str], code: str | None, cwd: Path, environment: dict[str
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         return
     if argv[0] == "-m":
+        # a run of a study goes on as long as its standard input
+        os.dup2(os.pipe()[0], 0)
         sys.argv = list(argv[1:])
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return

@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import show_recommended
 from benchmark_recommended import main as measure_minutes
 from show_recommended import main
 
@@ -50,7 +49,7 @@ def shown(*args) -> dict[str, dict[str, dict[str, str]]]:
 
 def without_minutes(folder, *args):
     """And without figures, which another test draws."""
-    with mock.patch.multiple(show_recommended, draw_recommended=mock.DEFAULT, draw_controls=mock.DEFAULT):
+    with mock.patch.multiple("show_recommended", draw_recommended=mock.DEFAULT, draw_controls=mock.DEFAULT):
         return shown("--folder", folder, "--minutes", "none", "--output", folder / "figures", *args)
 
 
@@ -217,12 +216,7 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
     tables = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "figures")])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["p values"].splitlines()[2:]]
     by_comparison = {(task, against): cells for task, against, *cells in rows}
-    assert set(by_comparison) == {
-        ("Hopper-v4", "PPO"),
-        ("Hopper-v4", "TRPO"),
-        ("Swimmer-v4", "PPO"),
-        ("Ant-v4", "TRPO"),
-    }
+    assert set(list(by_comparison)[:2]) == {("Hopper-v4", "PPO"), ("Hopper-v4", "TRPO")}
     assert list(by_comparison)[2:] == [("Swimmer-v4", "PPO"), ("Ant-v4", "TRPO")]
     # in training and in evaluations, where returns are one higher for all
     assert by_comparison["Hopper-v4", "PPO"] == ["< 0.001"] * 6
