@@ -10,15 +10,13 @@ cover whole commands, from the start of Python to its end: wall time, and CPU ti
 import argparse
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium as gym
@@ -39,30 +37,29 @@ def bare(env_id: str, n_timesteps: int, seed: int, folder: str) -> list[str]:
 
 
 def seconds(command: Sequence[str], folder: str) -> tuple[float, float]:
-    """Wall time and CPU time of a command. Runs in a process that has no other child."""
+    """Wall time and CPU time of a command and of all processes that it starts."""
     start = time.perf_counter()
-    result = subprocess.run(
-        [sys.executable, "-m", *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        # -m puts the working directory on the module path: the folder is empty, so installed modules are imported
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    wall = time.perf_counter() - start
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with code {result.returncode}:\n{result.stdout}")
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # -m puts the working directory on the module path: the folder is empty, so installed modules are imported
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if code := process.returncode:
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(command)} ended with code {code}:\n{output.read()}")
     return wall, used.ru_utime + used.ru_stime
 
 
 def side_by_side(commands: Sequence[Callable[..., list[str]]], *task: object) -> list[tuple[float, float]]:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(len(commands), mp_context=get_context("spawn")) as pool,
-    ):
+    # threads only wait for their command
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(commands)) as pool:
         places = [Path(folder) / command.__name__ for command in commands]
         for place in places:
             place.mkdir()

@@ -67,10 +67,12 @@ def read_runs(*folders: Path) -> Study:
     :return: the runs of studies; what cannot be read is named
     :raises StudyError: if a folder has no runs
     """
-    for folder in folders:
-        if read_study(folder).runs.empty:
-            raise StudyError(f"there are no runs in {folder}")
     study = read_study(*folders)
+    paths = [Path(path) for path in study.runs.get("folder", ())]
+    for folder in folders:
+        # of a copy, the original's runs count
+        if not any(path.is_relative_to(folder) for path in paths) and read_study(folder).runs.empty:
+            raise StudyError(f"there are no runs in {folder}")
     for path, reason in study.left_out:
         print(f"left out {path.name}: {reason}")
     return study

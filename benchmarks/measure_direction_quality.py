@@ -218,10 +218,8 @@ def measure(
     n_tests: int,
     variants: dict[str, tuple[str, dict[str, Any]]],
     path: Path,
-) -> Path:
-    """Train once and measure at each checkpoint, for one task and seed, unless its file exists."""
-    if path.exists():
-        return path
+) -> None:
+    """Train once and measure at each checkpoint, for one task and seed."""
     warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
     th.set_num_threads(1)
     env = VecNormalize(make_vec_env(env_id, seed=seed), norm_reward=False, gamma=0.995)
@@ -247,7 +245,6 @@ def measure(
     record = {"env": env_id, "seed": seed, "n_steps": n_steps, "versions": versions, "checkpoints": checkpoints}
     record |= {"rollouts": [n_reference, n_tests], "variants": variants}
     path.write_text(json.dumps(record) + "\n")
-    return path
 
 
 def differs(
@@ -425,8 +422,11 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
                 path,
             )
             for (env_id, seed), path in paths.items()
+            if not path.exists()
         ]
-        frame = read([future.result() for future in futures])
+        for future in futures:
+            future.result()
+    frame = read(list(paths.values()))
     table = compare(frame, options.reference)
     print(table.to_string(float_format=lambda value: f"{value:.2f}"))
     figure, ax = plt.subplots(figsize=(7, 0.32 * len(table) + 1), layout="constrained")

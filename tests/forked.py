@@ -10,8 +10,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple
+from unittest import mock
 
 import torch as th
 
@@ -37,6 +40,18 @@ def run_code(code: str, *args: str, cwd: Path, **environment: str) -> Ended:
     return _run(["-c", *args], code, cwd, environment)
 
 
+def runs_of_studies() -> Any:
+    """Within this context, RL Zoo starts like this for each run of a study."""
+    return mock.patch("sb3_uatrpo.study.run.subprocess", SimpleNamespace(PIPE=PIPE, STDOUT=STDOUT, Popen=_ended))
+
+
+def _ended(words: Sequence[str], env: dict[str, str], stdout: IO[bytes], **pipes: Any) -> mock.Mock:
+    """As much of a ``subprocess.Popen`` as a study asks for."""
+    ended = _run(words[1:], None, Path.cwd(), env)
+    stdout.write((ended.stdout + ended.stderr).encode())
+    return mock.Mock(returncode=ended.code, poll=lambda: ended.code)
+
+
 def _run(argv: Sequence[str], code: str | None, cwd: Path, environment: dict[str, str]) -> Ended:
     with TemporaryDirectory() as folder:
         process = multiprocessing.get_context("forkserver").Process(
@@ -60,6 +75,12 @@ def _program(argv: list[str], code: str | None, cwd: Path, environment: dict[str
         warnings.simplefilter("ignore")
         sys.path.insert(0, "")
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        return
+    if argv[0] == "-m":
+        # a run of a study goes on as long as its standard input
+        os.dup2(os.pipe()[0], 0)
+        sys.argv = list(argv[1:])
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
     warnings.simplefilter("error", UserWarning)
     sys.path.insert(0, str(Path(argv[0]).parent))

@@ -61,7 +61,7 @@ def clean_up(file: str) -> set[int]:
 def hooked(cls):
     """A model with a rollout, and the numbers of calls of a hook."""
     kwargs = {"n_projections": 4} if cls is UATRPO else {}
-    model = make_model(cls, "box", n_steps=16, batch_size=8, n_critic_updates=1, **kwargs)
+    model = make_model(cls, "box", n_steps=8, batch_size=4, n_critic_updates=1, **kwargs)
     calls = []
     model.policy.action_net.weight.register_hook(lambda gradient: calls.append(1))
     collect(model)

@@ -62,12 +62,12 @@ def test_one_rival_that_does_as_well_is_enough_against_it():
     assert module.verdicts(differences)[2] == "does better with little data: does not hold"
 
 
-@pytest.mark.parametrize(("length", "score"), [("worst", 0.2), ("best", 0.8), ("mean", 0.5)])
-def test_step_lengths_are_chosen_by_the_mean_over_seeds(length, score):
+def test_step_lengths_are_chosen_by_the_mean_over_seeds():
     of_kl = {0.005: 0.2, 0.02: 0.5, 0.05: 0.8}
-    values, _ = module.judge(module.scores_of(study(lambda method, size, kl, seed: of_kl.get(kl, 0.1))))
-    found = values[(values.method == "damping 1") & (values.length == length)]
-    assert found[["value", "low", "high"]].to_numpy() == pytest.approx(score)
+    values, _ = module.judge(module.scores_of(study(lambda method, size, kl, seed: of_kl.get(kl, 0.1), n_seeds=2)))
+    for length, score in {"worst": 0.2, "best": 0.8, "mean": 0.5}.items():
+        found = values[(values.method == "damping 1") & (values.length == length)]
+        assert found[["value", "low", "high"]].to_numpy() == pytest.approx(score)
 
 
 def test_the_iqm_of_resamples_is_that_of_each():
@@ -88,7 +88,7 @@ def test_the_iqm_of_resamples_is_that_of_each():
 
 def test_a_failed_run_counts_as_the_worst_of_its_environment():
     table = module.scores_of(
-        study(lambda method, size, kl, seed: None if (method, seed) == ("preset", 0) else 0.1 + seed)
+        study(lambda method, size, kl, seed: None if (method, seed) == ("preset", 0) else 0.1 + seed, n_seeds=2)
     )
     failed = table[(table.method == "preset") & (table.seed == 0)]
     assert failed.final.to_numpy() == pytest.approx(0.1)
@@ -96,7 +96,7 @@ def test_a_failed_run_counts_as_the_worst_of_its_environment():
 
 
 def test_steps_and_areas():
-    table = module.scores_of(study(lambda method, size, kl, seed: 0.5))
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5, n_seeds=1))
     assert table["over twice"].to_numpy() == pytest.approx(0.5)
     assert table["realised KL"][table.env == "Hopper-v4"].max() == pytest.approx(0.03)
     episodes = pd.DataFrame({"step": [150, 180, 1003], "return": [1.0, 3.0, 8.0]})
@@ -116,7 +116,7 @@ def test_the_report_and_the_pictures(tmp_path):
 
 
 def test_only_seeds_with_all_of_their_runs_count():
-    table = module.scores_of(study(lambda method, size, kl, seed: 0.5))
-    assert set(module.whole_seeds(table[1:]).seed) == {1, 2, 3}
+    table = module.scores_of(study(lambda method, size, kl, seed: 0.5, n_seeds=3))
+    assert set(module.whole_seeds(table[1:]).seed) == {1, 2}
     with pytest.raises(module.StudyError, match="no seed has all of its 111 runs"):
         module.whole_seeds(table[table.seed == 0][1:])

@@ -4,8 +4,6 @@ import copy
 import io
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 from contextlib import nullcontext
 
@@ -29,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.critic import fit_values
+from tests.forked import run_code
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -708,11 +707,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def test_atari_like_images_train_within_four_gigabytes():
-    command = [sys.executable, "-c", LARGE_IMAGES]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout.split()[-1]) * 1024 < 4e9
+def test_atari_like_images_train_within_four_gigabytes(tmp_path):
+    ended = run_code(LARGE_IMAGES, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert int(ended.stdout.split()[-1]) * 1024 < 4e9
 
 
 # ------------------------------------------------------------------------------------------------------------- faults

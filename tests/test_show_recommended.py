@@ -3,11 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from benchmark_recommended import main as measure_minutes
 from show_recommended import main
 
+from tests.forked import runs_of_studies
 from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +48,9 @@ def shown(*args) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def without_minutes(folder, *args):
-    return shown("--folder", folder, "--minutes", "none", "--output", folder / "figures", *args)
+    """And without figures, which another test draws."""
+    with mock.patch.multiple("show_recommended", draw_recommended=mock.DEFAULT, draw_controls=mock.DEFAULT):
+        return shown("--folder", folder, "--minutes", "none", "--output", folder / "figures", *args)
 
 
 RETURNS, DIFFERENCES = "Final returns", "Differences of final returns"
@@ -212,12 +216,7 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
     tables = main(["--folder", str(folder), "--minutes", "none", "--output", str(folder / "figures")])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["p values"].splitlines()[2:]]
     by_comparison = {(task, against): cells for task, against, *cells in rows}
-    assert set(by_comparison) == {
-        ("Hopper-v4", "PPO"),
-        ("Hopper-v4", "TRPO"),
-        ("Swimmer-v4", "PPO"),
-        ("Ant-v4", "TRPO"),
-    }
+    assert set(list(by_comparison)[:2]) == {("Hopper-v4", "PPO"), ("Hopper-v4", "TRPO")}
     assert list(by_comparison)[2:] == [("Swimmer-v4", "PPO"), ("Ant-v4", "TRPO")]
     # in training and in evaluations, where returns are one higher for all
     assert by_comparison["Hopper-v4", "PPO"] == ["< 0.001"] * 6
@@ -239,7 +238,7 @@ def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder)
 def test_runs_without_baselines_are_shown_alone(tmp_path):
     for seed in range(5):
         write_run(tmp_path, "uatrpo", "Ant-v4", seed, 1000.0 + 10 * seed)
-    tables = without_minutes(tmp_path)
+    tables = shown("--folder", tmp_path, "--minutes", "none", "--output", tmp_path / "figures")
     assert tables[DIFFERENCES]["Ant-v4"]["runs"] == "5, 0, 0"
     assert tables.keys().isdisjoint({"p values", "Significant leads", "Over all environments"})
 
@@ -256,7 +255,8 @@ def test_folders_without_our_runs_are_refused(tmp_path, capsys):
 
 def test_minutes_are_those_of_a_million_steps(tmp_path, capsys):
     output = tmp_path / "minutes.json"
-    table = measure_minutes(["--env", "Hopper-v4", "--n-timesteps", "2100", "--output", str(output)])
+    with runs_of_studies():
+        table = measure_minutes(["--env", "Hopper-v4", "--n-timesteps", "100", "--output", str(output)])
     # three algorithms and the second PPO
     assert set(table.columns) == {"uatrpo", "trpo", "ppo", "ppo (defaults)"}
     assert (table > 0).all().all()

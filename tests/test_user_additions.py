@@ -6,8 +6,6 @@ The measure is Stable-Baselines3: the same model with ``fast_rollouts=False``, o
 
 import copy
 import gc
-import subprocess
-import sys
 import threading
 import warnings
 import zipfile
@@ -707,13 +705,13 @@ HOOKS = {
 
 @pytest.mark.parametrize("case", HOOKS)
 def test_the_start_up_hook_harms_nobody(case, fake_zoo):
-    code = f"import sys\nPLACE = {str(fake_zoo)!r}\nsys.path.insert(0, {str(ROOT)!r})\n"
+    code = f"import sys\nPLACE = {str(fake_zoo)!r}\n"
     # as the path file would, but here without it
     code += "sys.meta_path = [f for f in sys.meta_path if type(f).__module__ != 'sb3_uatrpo_zoo_hook']\n"
     code += "sys.modules.pop('sb3_uatrpo_zoo_hook', None)\nimport sb3_uatrpo_zoo_hook\n"
     code += HOOKS[case] + "print('fine')\n"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.stdout == "fine\n", result.stderr
+    ended = run_code(code, cwd=ROOT)
+    assert ended.stdout == "fine\n", ended.stderr
 
 
 def test_another_beta_takes_effect():

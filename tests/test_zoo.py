@@ -6,6 +6,7 @@ The environments borrow what is heavy from the one that runs the tests, through 
 
 import os
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -23,12 +24,14 @@ from train_mujoco import CHANGES, N_ENVS
 from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.zoo import register, registration, search_space
+from sb3_uatrpo.zoo.__main__ import main
+from tests.forked import run_code
 from tests.installing import environment, pip, run, site_packages
 
 ROOT = Path(__file__).parents[1]
 HOOK = "sb3_uatrpo_zoo_hook"
 AGENTS = sorted(path.parent for path in (ROOT / "docs" / "agents").glob("*/*/README.md"))
-
+QUICK = "--eval-freq -1 -params n_steps:500"
 
 KNOWS = (
     "import rl_zoo3, rl_zoo3.exp_manager, rl_zoo3.hyperparams_opt as h;"
@@ -36,17 +39,6 @@ KNOWS = (
     "print(sorted(ours & set(rl_zoo3.ALGOS)), ours <= set(h.HYPERPARAMS_SAMPLER))"
 )
 YES, NO = "['trpo_matched', 'uatrpo', 'uatrpo_paper'] True", "[] False"
-
-
-@pytest.fixture(scope="session", params=["wheel", "sdist", "editable"])
-def installed(request, source, built, tmp_path_factory) -> Path:
-    """The Python of an environment into which the package was installed in one of three ways."""
-    folder = tmp_path_factory.mktemp(request.param)
-    python = environment(folder)
-    assert NO in run(python, "-c", KNOWS, cwd=folder)
-    target = ["-e", source] if request.param == "editable" else [built[request.param]]
-    pip(python, "install", "--no-deps", "--no-build-isolation", *target, cwd=folder)
-    return python
 
 
 @pytest.fixture(scope="session")
@@ -59,17 +51,29 @@ def newcomer(built, tmp_path_factory) -> tuple[Path, Path]:
     return python, folder / "empty"
 
 
-def test_every_installation_registers(installed, tmp_path):
-    site = site_packages(installed)
+@pytest.mark.parametrize("way", ["wheel", "sdist", "editable"])
+def test_every_installation_registers_and_uninstalling_leaves_no_trace(way, source, built, tmp_path):
+    python = environment(tmp_path)
+    site = site_packages(python)
+    before = sorted(path.name for path in site.iterdir())
+    starts = ["-c", f"import sys; print('{HOOK}' in sys.modules)"]
+    assert run(python, *starts, cwd=tmp_path) == "False\n"
+
+    target = ["-e", source] if way == "editable" else [built[way]]
+    pip(python, "install", "--no-deps", "--no-build-isolation", *target, cwd=tmp_path)
     assert (site / f"{HOOK}.pth").read_text() == f"import {HOOK}\n"
     assert (site / f"{HOOK}.start").read_text() == f"{HOOK}:install\n"
-    assert YES in run(installed, "-c", KNOWS, cwd=tmp_path)
-    assert YES in run(installed, "-I", "-c", KNOWS, cwd=tmp_path)
-    assert NO in run(installed, "-c", KNOWS, cwd=tmp_path, SB3_UATRPO_NO_HOOK="1")
+    assert run(python, *starts, cwd=tmp_path) == "True\n"
+    assert YES in run(python, "-I", "-c", KNOWS, cwd=tmp_path)
     # -S reads no path files at all: neither this one nor the borrowed one
-    assert run(installed, "-S", "-c", "import sys; print(len(sys.meta_path))", cwd=tmp_path).strip() == "3"
-    listing = run(installed, "-m", "sb3_uatrpo.zoo", "train", "--help", cwd=tmp_path, SB3_UATRPO_NO_HOOK="1")
-    assert "trpo_matched" in listing
+    assert run(python, "-S", "-c", "import sys; print(len(sys.meta_path))", cwd=tmp_path).strip() == "3"
+    fallback = f"{KNOWS}; import runpy; runpy.run_module('sb3_uatrpo.zoo', run_name='__main__')"
+    said = run(python, "-c", fallback, "train", "--help", cwd=tmp_path, SB3_UATRPO_NO_HOOK="1")
+    assert said.startswith(NO)
+    assert "trpo_matched" in said
+
+    pip(python, "uninstall", "--yes", "sb3_uatrpo", cwd=tmp_path)
+    assert sorted(path.name for path in site.iterdir() if path.name != "__pycache__") == before
 
 
 def test_the_hook_imports_nothing(newcomer):
@@ -90,14 +94,6 @@ def test_without_rl_zoo3_nothing_happens(built, tmp_path):
     assert said.splitlines()[-1] == "ModuleNotFoundError: No module named 'rl_zoo3'"
 
 
-def test_uninstalling_leaves_no_trace(built, tmp_path):
-    python = environment(tmp_path)
-    before = sorted(path.name for path in site_packages(python).iterdir())
-    pip(python, "install", "--no-deps", built["wheel"], cwd=tmp_path)
-    pip(python, "uninstall", "--yes", "sb3_uatrpo", cwd=tmp_path)
-    assert sorted(path.name for path in site_packages(python).iterdir() if path.name != "__pycache__") == before
-
-
 def test_the_hook_warns_instead_of_raising(newcomer):
     python, folder = newcomer
     broken = "import sys; sys.modules['sb3_uatrpo'] = None; import rl_zoo3.utils; print(len(rl_zoo3.utils.ALGOS) > 5)"
@@ -108,22 +104,29 @@ def test_the_hook_warns_instead_of_raising(newcomer):
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
-QUICK = ["--eval-freq", "-1", "-params", "n_steps:500"]
+
+def zoo(*commands: str, cwd: Path, code: int = 0) -> str:
+    """What commands of RL Zoo print, one after another, in one process without the hook."""
+    code_of_all = f"""if True:
+        import shlex, sys
+        sys.meta_path = [finder for finder in sys.meta_path if type(finder).__module__ != "{HOOK}"]
+        from sb3_uatrpo.zoo.__main__ import main
+        for command in sys.argv[1:]:
+            sys.argv = ["sb3_uatrpo.zoo", *shlex.split(command)]
+            main()
+    """
+    ended = run_code(code_of_all, *commands, cwd=cwd, MPLBACKEND="Agg")
+    assert ended.code == code, ended
+    return ended.stdout + ended.stderr
 
 
-@pytest.fixture(scope="session")
-def trained(newcomer) -> tuple[Path, Path, str]:
+def test_train(newcomer):
     """The literal command, on a small budget."""
     python, folder = newcomer
     said = run(
         python, "-m", "rl_zoo3.train", "--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1500",
         "--eval-freq", "500", "--eval-episodes", "2", "--save-freq", "1000", "-tb", "tb", "-P", cwd=folder,
     )  # fmt: skip
-    return python, folder, said
-
-
-def test_train(trained):
-    _, folder, said = trained
     assert "sb3_uatrpo" in said
     assert "hyperparams/uatrpo.yml" in said
     run_folder = folder / "logs" / "uatrpo" / "Hopper-v4_1"
@@ -138,22 +141,27 @@ def test_train(trained):
     assert list((folder / "tb").rglob("events.out.tfevents.*"))
 
 
-def test_enjoy_and_plots(trained):
-    python, folder, _ = trained
-    common = ["--algo", "uatrpo", "--env", "Hopper-v4", "-f", "logs"]
-    # an episode has at most 1,000 steps, and rl_zoo3 draws the seed of the agent at random
-    assert "Mean reward" in run(python, "-m", "rl_zoo3.enjoy", *common, "-n", "1000", "--no-render", cwd=folder)
-    run(python, "-m", "rl_zoo3.plots.plot_train", "-a", "uatrpo", "-e", "Hopper-v4", "-f", "logs", cwd=folder)
-    # RL Zoo's statistics want two runs at least
-    again = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1500", "--eval-freq", "500", "--eval-episodes", "2"]
-    run(python, "-m", "rl_zoo3.train", *again, "--seed", "1", cwd=folder)
-    # "Hopper" names the runs of Hopper-v4, and the scores that --rliable knows how to normalise
-    plots = ["-a", "uatrpo", "-e", "Hopper", "-f", "logs", "-o", "results", "--no-million"]
-    run(python, "-m", "rl_zoo3.plots.all_plots", *plots, cwd=folder)
-    from_file = ["-i", "results.pkl", "-l", "uatrpo"]
-    run(python, "-m", "rl_zoo3.plots.plot_from_file", *from_file, cwd=folder)
-    said = run(python, "-m", "rl_zoo3.plots.plot_from_file", *from_file, "--rliable", "-iqm", cwd=folder)
+def test_enjoy_going_on_and_plots(tmp_path):
+    common = "--algo uatrpo --env Hopper-v4"
+    train = f"train {common} -n 1000 --eval-freq 250 --eval-episodes 2 -params trust_region_delta:0.02 n_steps:500"
+    said = zoo(
+        train,
+        # RL Zoo's statistics want two runs at least
+        f"{train} --seed 1",
+        # an episode has at most 1,000 steps, and rl_zoo3 draws the seed of the agent at random
+        f"enjoy {common} -f logs -n 1000 --no-render",
+        "plot_train -a uatrpo -e Hopper-v4 -f logs",
+        # "Hopper" names the runs of Hopper-v4, and the scores that --rliable knows how to normalise
+        "all_plots -a uatrpo -e Hopper -f logs -o results --no-million",
+        "plot_from_file -i results.pkl -l uatrpo --rliable -iqm",
+        f"train {common} -n 500 -i logs/uatrpo/Hopper-v4_1/Hopper-v4.zip -uuid",
+        cwd=tmp_path,
+    )
+    # parameters override the file
+    assert "('trust_region_delta', 0.02)" in said
+    assert "Mean reward" in said
     assert "Computing bootstrap CI" in said
+    assert "Loading pretrained agent" in said
 
 
 @pytest.mark.parametrize("run_folder", AGENTS, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -171,10 +179,8 @@ def test_the_agents_of_the_repository_go_on_learning(run_folder):
     ).read_text(encoding="utf-8")
 
 
-def test_an_agent_of_the_repository_is_played(newcomer):
-    python, folder = newcomer
-    words = ["--algo", "uatrpo", "--env", "HalfCheetah-v4", "-f", str(ROOT / "docs" / "agents")]
-    said = run(python, "-m", "rl_zoo3.enjoy", *words, "-n", "1100", "--no-render", cwd=folder)
+def test_an_agent_of_the_repository_is_played():
+    said = zoo("enjoy --algo uatrpo --env HalfCheetah-v4 -f docs/agents -n 1100 --no-render", cwd=ROOT)
     # one episode of 1,000 steps
     assert float(re.search(r"Episode Reward: ([\d.]+)", said)[1]) > 1000
 
@@ -187,85 +193,74 @@ def test_videos_and_benchmark(newcomer, tmp_path):
     (programs / "ffmpeg").symlink_to(imageio_ffmpeg.get_ffmpeg_exe())
     path = os.pathsep.join([str(programs), str(python.parent), os.environ["PATH"]])
     common = ["--algo", "uatrpo", "--env", "CartPole-v1"]
-    few = ["-n", "1500", "--save-freq", "1000", "--eval-freq", "1000", "--eval-episodes", "1"]
-    run(python, "-m", "rl_zoo3.train", *common, *few, cwd=tmp_path)
+    few = "-n 1000 --save-freq 700 --eval-freq 500 --eval-episodes 1"
+    zoo(f"train {shlex.join(common)} {few} -params n_steps:500", cwd=tmp_path)
     videos = tmp_path / "logs" / "uatrpo" / "CartPole-v1_1" / "videos"
 
-    run(python, "-m", "rl_zoo3.record_video", *common, "-f", "logs", "-n", "60", cwd=tmp_path)
-    (video,) = videos.glob("final-model-*.mp4")
-    assert imageio_ffmpeg.count_frames_and_secs(str(video))[0] >= 60
-    run(python, "-m", "rl_zoo3.record_training", *common, "-f", "logs", "-n", "60", "-g", cwd=tmp_path, PATH=path)
-    # the checkpoint, the best and the final model
-    assert imageio_ffmpeg.count_frames_and_secs(str(videos / "training.mp4"))[0] >= 3 * 60
+    # it starts record_video for the checkpoint, the best and the final model
+    run(python, "-m", "rl_zoo3.record_training", *common, "-f", "logs", "-n", "20", "-g", cwd=tmp_path, PATH=path)
+    (video,) = videos.glob("final-model-*0.mp4")
+    assert imageio_ffmpeg.count_frames_and_secs(str(video))[0] >= 20
+    assert imageio_ffmpeg.count_frames_and_secs(str(videos / "training.mp4"))[0] >= 3 * 20
     assert (videos / "training.gif").stat().st_size > 10_000
 
     (tmp_path / "enjoy.py").write_text("from rl_zoo3.enjoy import enjoy\n\nenjoy()\n")
-    run(python, "-m", "rl_zoo3.benchmark", "--log-dir", "logs", "--no-hub", "-n", "1000", cwd=tmp_path, PATH=path)
+    benchmark = "import runpy; runpy.run_module('rl_zoo3.benchmark', run_name='__main__')"
+    ended = run_code(benchmark, "--log-dir", "logs", "--no-hub", "-n", "1000", cwd=tmp_path, PATH=path)
+    assert ended.code == 0, ended
     assert "|uatrpo|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
 
 
-def test_the_papers_settings_train_and_act(newcomer):
-    python, folder = newcomer
-    common = ["--algo", "uatrpo_paper", "--env", "CartPole-v1"]
-    said = run(python, "-m", "rl_zoo3.train", *common, "-n", "1000", *QUICK, cwd=folder)
+def test_the_papers_settings_train_and_act(tmp_path):
+    common = "--algo uatrpo_paper --env CartPole-v1"
+    said = zoo(
+        f"train {common} -n 1000 {QUICK}",
+        # an episode has at most 500 steps
+        f"enjoy {common} -f logs -n 600 --no-render",
+        "plot_train -a uatrpo_paper -e CartPole-v1 -f logs",
+        cwd=tmp_path,
+    )
     assert "hyperparams/uatrpo_paper.yml" in said
     assert "shrinkage" not in said
-    # an episode has at most 500 steps
-    enjoy = [*common, "-f", "logs", "-n", "600", "--no-render"]
-    assert "Episode Reward" in run(python, "-m", "rl_zoo3.enjoy", *enjoy, cwd=folder)
-    plot = ["-a", "uatrpo_paper", "-e", "CartPole-v1", "-f", "logs"]
-    run(python, "-m", "rl_zoo3.plots.plot_train", *plot, cwd=folder, MPLBACKEND="Agg")
+    assert "Episode Reward" in said
 
 
-def test_going_on_from_a_trained_agent(trained):
-    python, folder, _ = trained
-    model = "logs/uatrpo/Hopper-v4_1/Hopper-v4.zip"
-    command = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "1000", "-i", model, "-uuid", *QUICK]
-    assert "Loading pretrained agent" in run(python, "-m", "rl_zoo3.train", *command, cwd=folder)
-
-
-def test_subprocess_environments_and_the_baseline(newcomer):
-    python, folder = newcomer
-    command = ["--algo", "trpo_matched", "--env", "Pendulum-v1", "-n", "4000", "--vec-env", "subproc", *QUICK]
-    said = run(python, "-m", "rl_zoo3.train", *command, cwd=folder)
+def test_subprocess_environments_and_the_baseline(tmp_path):
+    command = f"train --algo trpo_matched --env Pendulum-v1 -n 1000 --vec-env subproc {QUICK} n_envs:2"
+    said = zoo(command, cwd=tmp_path)
     assert "hyperparams/trpo_matched.yml" in said
 
 
-@pytest.mark.parametrize("algo", registration.ALGORITHMS)
-def test_optimize(newcomer, algo):
-    python, folder = newcomer
-    command = ["--algo", algo, "--env", "CartPole-v1", "-n", "4000", "-optimize", "--n-trials", "2"]
-    options = ["--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "--n-startup-trials", "1"]
-    said = run(python, "-m", "rl_zoo3.train", *command, *options, cwd=folder)
-    assert "Best trial" in said
+def test_optimize(tmp_path):
+    options = "-optimize --n-trials 2 --n-evaluations 1 --eval-episodes 1 --no-optim-plots --n-startup-trials 1"
+    commands = [f"train --algo {algo} --env CartPole-v1 -n 1000 {options}" for algo in registration.ALGORITHMS]
+    said = zoo(*commands, cwd=tmp_path)
+    assert said.count("Best trial") == 3
     assert "log_std_init" not in said
-    assert list((folder / "logs" / algo).glob("report_*.csv"))
+    for algo in registration.ALGORITHMS:
+        assert list((tmp_path / "logs" / algo).glob("report_*.csv"))
 
 
-def test_the_fallback_trains(newcomer):
+def test_the_fallback_names_its_scripts(newcomer, capsys, monkeypatch):
     python, folder = newcomer
-    command = ["train", "--algo", "uatrpo", "--env", "CartPole-v1", "-n", "1000", *QUICK]
-    said = run(python, "-m", "sb3_uatrpo.zoo", *command, cwd=folder, SB3_UATRPO_NO_HOOK="1")
-    assert "Saving to" in said
+    errors = [run(python, "-m", "sb3_uatrpo.zoo", cwd=folder, code=2)]
+    # record_training starts other processes, which would not know our algorithms
+    for script in ("trian", "record_training"):
+        monkeypatch.setattr(sys, "argv", ["sb3_uatrpo.zoo", script])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        errors.append(capsys.readouterr().err)
+    for said in errors:
+        assert said.startswith("the script must be one of train, enjoy")
+        assert len(said.splitlines()) == 1
 
 
-# record_training starts other processes, which would not know our algorithms
-@pytest.mark.parametrize("args", [[], ["trian"], ["record_training"]])
-def test_the_fallback_names_its_scripts(newcomer, args):
-    python, folder = newcomer
-    said = run(python, "-m", "sb3_uatrpo.zoo", *args, cwd=folder, code=2)
-    assert said.startswith("the script must be one of train, enjoy")
-    assert len(said.splitlines()) == 1
+def test_an_unknown_hyperparameter_is_named(tmp_path):
+    command = "train --algo uatrpo --env CartPole-v1 -n 1000 -params trust_region_dleta:0.02"
+    assert "trust_region_dleta" in zoo(command, cwd=tmp_path, code=1)
 
 
-def test_an_unknown_hyperparameter_is_named(newcomer):
-    python, folder = newcomer
-    command = ["--algo", "uatrpo", "--env", "CartPole-v1", "-n", "1000", "-params", "trust_region_dleta:0.02"]
-    assert "trust_region_dleta" in run(python, "-m", "rl_zoo3.train", *command, cwd=folder, code=1)
-
-
-def test_an_unsupported_action_space_fails_as_in_stable_baselines3(newcomer, tmp_path):
-    python, _ = newcomer
+def test_an_unsupported_action_space_fails_as_in_stable_baselines3(tmp_path):
     (tmp_path / "odd_tasks.py").write_text(
         "import gymnasium as gym\n"
         "class Odd(gym.Env):\n"
@@ -275,19 +270,10 @@ def test_an_unsupported_action_space_fails_as_in_stable_baselines3(newcomer, tmp
         "    def step(self, action): return 0, 0.0, True, False, {}\n"
         "gym.register('Odd-v0', entry_point=Odd)\n"
     )
-    command = ["-m", "rl_zoo3.train", "--env", "Odd-v0", "--gym-packages", "odd_tasks", "-n", "100"]
-    for algo in ("uatrpo", "ppo"):
-        settings = ["-params", "normalize:False"] if algo == "uatrpo" else ["-conf", tmp_path / "ppo.yml"]
-        (tmp_path / "ppo.yml").write_text("Odd-v0:\n  policy: MlpPolicy\n  n_envs: 1\n  n_timesteps: 100\n")
-        said = run(python, *command, "--algo", algo, *settings, cwd=tmp_path, code=1, PYTHONPATH=str(tmp_path))
+    (tmp_path / "ppo.yml").write_text("Odd-v0:\n  policy: MlpPolicy\n  n_envs: 1\n  n_timesteps: 100\n")
+    for settings in ("--algo uatrpo -params normalize:False", "--algo ppo -conf ppo.yml"):
+        said = zoo(f"train --env Odd-v0 --gym-packages odd_tasks -n 100 {settings}", cwd=tmp_path, code=1)
         assert "The algorithm only supports" in said
-
-
-def test_parameters_override_the_file(newcomer):
-    python, folder = newcomer
-    command = ["--algo", "uatrpo", "--env", "Hopper-v4", "-n", "500", "--eval-freq", "-1"]
-    said = run(python, "-m", "rl_zoo3.train", *command, "-params", "trust_region_delta:0.02", "n_steps:250", cwd=folder)
-    assert "('trust_region_delta', 0.02)" in said
 
 
 # -------------------------------------------------------------------------------------------------------- registration
@@ -401,8 +387,6 @@ def test_a_search_with_several_environments_tries_batches_of_the_recommended_siz
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_the_fallback_has_a_help(option, capsys, monkeypatch):
-    from sb3_uatrpo.zoo.__main__ import main
-
     monkeypatch.setattr(sys, "argv", ["sb3_uatrpo.zoo", option])
     main()
     assert capsys.readouterr().out.startswith("usage: python -m sb3_uatrpo.zoo SCRIPT ...\n")

@@ -24,7 +24,7 @@ from sb3_uatrpo.study import __main__ as command_line
 from sb3_uatrpo.study.callback import StudyCallback
 from sb3_uatrpo.study.plan import Run, plan
 from sb3_uatrpo.study.run import run_study
-from tests.forked import run_code
+from tests.forked import run_code, runs_of_studies
 from tests.study.synthetic import write_run
 from tests.study.tasks import processes_seen
 
@@ -88,6 +88,12 @@ def finish(capsys, monkeypatch):
     return run
 
 
+@pytest.fixture
+def forked():
+    with runs_of_studies():
+        yield
+
+
 def wait_for(condition, timeout: float = PATIENCE):
     """What the condition returns once it is true."""
     end = time.monotonic() + timeout
@@ -120,9 +126,10 @@ def seeds_of(folder: Path) -> list[int]:
     return sorted(json.loads(path.read_text())["seed"] for path in (folder / "study").glob("*/*/*/run.json"))
 
 
-def carry_out(folder: Path, *runs: Run, save_models: bool = False) -> Study:
+def carry_out(folder: Path, *runs: Run) -> Study:
     """The tables of some runs, all of which are done."""
-    failed = run_study(runs, folder, save_models=save_models)
+    with runs_of_studies():
+        failed = run_study(runs, folder)
     assert not failed, failed[0][1].read_text()
     return read_study(folder)
 
@@ -270,7 +277,7 @@ def test_success_is_kept_where_the_task_reports_it(tmp_path):
     assert study.episodes.is_success[study.episodes.run == other].isna().all()
 
 
-def test_wrappers_that_repeat_steps_or_end_episodes(tmp_path):
+def test_wrappers_that_repeat_steps_or_end_episodes(tmp_path, forked):
     skip = "env_wrapper:[{'rl_zoo3.wrappers.FrameSkip': {'skip': 4}}]"
     study = carry_out(tmp_path / "skip", quick("ppo", "CartPole-v1", "n_steps:100", "batch_size:50", skip, "n_envs:2"))
     assert study.episodes.length.sum() > 2 * 400
@@ -320,7 +327,7 @@ def test_a_study_from_a_file_to_agents_that_rl_zoo_shows(tmp_path, finish):
     assert (tmp_path / "results.pkl").exists()
 
 
-def test_failures_and_changed_settings(tmp_path, finish):
+def test_failures_and_changed_settings(tmp_path, finish, forked):
     words = command(tmp_path, seeds="0")
     (tmp_path / "seen" / "broken").touch()
     said = finish(words, code=1)
