@@ -82,7 +82,7 @@ def read_study(*folders: str | os.PathLike[str]) -> Study:
 def _find(folder: Path) -> dict[Path, Reader]:
     """What can be read in a folder, each with its reader."""
     # a study's run is also one of RL Zoo's
-    readers: dict[Path, Reader] = dict.fromkeys((path.parents[1] for path in folder.rglob("args.yml")), _read_zoo_run)
+    readers: dict[Path, Reader] = dict.fromkeys((path.parents[1] for path in folder.rglob("*/args.yml")), _read_zoo_run)
     readers |= dict.fromkeys((path.parent for path in folder.rglob("run.json")), _read_run)
     readers |= dict.fromkeys((path.parent for path in folder.glob("runs.csv.gz")), _read_saved)
     readers |= dict.fromkeys((*folder.glob("*.json.gz"), *folder.glob("records/*.json.gz")), _read_record)
