@@ -3,9 +3,11 @@
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import seaborn as sns
 from scipy import stats
 
 from sb3_uatrpo.study import StudyError, read_study
@@ -58,7 +60,12 @@ def test_pictures_are_those_with_data_and_the_same_each_time(tmp_path):
     assert {path.stem for path in output.glob("*.png")} == {path.stem for path in output.glob("*.svg")} == PICTURES
     assert set(re.findall(r"\]\((\w+)\.png\)", text)) == PICTURES
     first = {path.name: path.read_bytes() for path in output.iterdir()}
-    report([folder], output)
+    with mock.patch.object(sns.FacetGrid, "savefig", autospec=True, side_effect=sns.FacetGrid.savefig) as save:
+        report([folder], output)
+    # a row for each environment, a column for each condition
+    assert {tuple(ax.get_title() for ax in of.args[0].axes.flat) for of in save.call_args_list} == {
+        ("Hopper-v4", "Hopper-v4, noise=1")
+    }
     assert {path.name: path.read_bytes() for path in output.iterdir()} == first
     # without evaluations and KL ratios, earlier pictures go
     shutil.rmtree(folder)
