@@ -46,7 +46,8 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
         return _band(runs.index, statistics.bootstrap_cvar(runs, results.kappa, n_resamples=n_resamples))
 
     def lines(table: pd.DataFrame, function: Callable[..., pd.DataFrame], *axes: str) -> sns.FacetGrid | None:
-        return _lines(labels, {names: function(rows) for names, rows in table.groupby(GROUP)}, *axes)
+        parts = {names: function(rows) for names, rows in table.groupby(GROUP)}
+        return _lines(labels, {names: part for names, part in parts.items() if len(part)}, *axes)
 
     labels, samples, differences = results.labels, results.samples, results.differences
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
@@ -129,7 +130,7 @@ def _histograms(labels: list[str], ratios: pd.DataFrame) -> sns.FacetGrid | None
         counts, edges = np.histogram(data.kl_ratio.clip(0, LARGEST_RATIO), 50, (0, LARGEST_RATIO))
         plt.stairs(counts / len(data), edges, fill=True, color=color, alpha=0.4, label=label)
 
-    grid = _facets(ratios.sort_values(GROUP[:2], kind="stable"), draw, labels) if len(ratios) else None
+    grid = _facets(ratios, draw, labels) if len(ratios) else None
     return grid and grid.set_axis_labels(f"actual / estimated KL (≥ {LARGEST_RATIO:g} at the end)", "share of updates")
 
 
