@@ -61,7 +61,8 @@ class StudyCallback(BaseCallback):
             if "episode" in info:
                 row = {"step": self.num_timesteps, "is_success": _success(info), "return": float(info["episode"]["r"])}
                 self.episodes.append({**row, "length": float(info["episode"]["l"]), "env_index": i})
-            elif done and self.of_a_study:
+            # a life is over where Monitor's episode goes on
+            elif done and self.of_a_study and not self.training_env.get_attr("rewards", i)[0]:
                 ended = "a wrapper around Monitor ended episodes that Monitor does not report"
                 raise RuntimeError(f"{ended}: end them by a wrapper within Monitor, or by max_episode_steps")
         return True

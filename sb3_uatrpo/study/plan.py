@@ -118,9 +118,10 @@ def plan(
     register()
     named: list[tuple[str, str, dict[str, Any]]] = [(algo, "", {}) for algo in algos]
     for name, by_algo in (variants or {}).items():
-        if not re.fullmatch(r"(?=.*\S)[^=,]+", name) or name in (PLAIN, FAILED):
-            raise StudyError(f"the name of a variant must not be {PLAIN}, {FAILED} or have '=' or ',': {name!r}")
-        named += [(algo, name, dict(changes)) for algo, changes in by_algo.items()]
+        with errors_of(f"variant {name!r} (name: {{algorithm: {{hyperparameter: value}}}})"):
+            if not re.fullmatch(r"(?=.*\S)[^=,.][^=,]*", name) or name in (PLAIN, FAILED):
+                raise StudyError(f"the name of a variant must not be {PLAIN}, {FAILED} or have '=' or ',' or '.' first")
+            named += [(algo, name, dict(changes)) for algo, changes in by_algo.items()]
     every_algo = {algo for algo, _, _ in named}
     if unknown := sorted(every_algo - ALGOS.keys()):
         raise StudyError(f"unknown algorithm {unknown[0]!r}; RL Zoo knows {', '.join(sorted(ALGOS))}")
@@ -148,7 +149,7 @@ def plan(
     refuse_unequal_lengths([(env_id, algo, steps) for algo, env_id, _, steps, _ in kinds], remedy)
     runs: dict[Path, Run] = {}
     for seed, (algo, env_id, variant, steps, settings) in itertools.product(parse_seeds(seeds), kinds):
-        run = Run(algo, env_id, seed, variant, steps, eval_freq, n_eval_episodes, settings)
+        run = Run(algo, env_id, seed, variant, steps, max(0, eval_freq), n_eval_episodes, settings)
         if (other := runs.setdefault(run.path, run)) != run:
             raise StudyError(f"{other} and {run} would have one folder, {run.path}: give them names that differ more")
     return list(runs.values())

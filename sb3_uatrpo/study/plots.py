@@ -46,7 +46,8 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
         return _band(runs.index, statistics.bootstrap_cvar(runs, results.kappa, n_resamples=n_resamples))
 
     def lines(table: pd.DataFrame, function: Callable[..., pd.DataFrame], *axes: str) -> sns.FacetGrid | None:
-        return _lines(labels, {names: function(rows) for names, rows in table.groupby(GROUP, sort=False)}, *axes)
+        parts = {names: function(rows) for names, rows in table.groupby(GROUP)}
+        return _lines(labels, {names: part for names, part in parts.items() if len(part)}, *axes)
 
     labels, samples, differences = results.labels, results.samples, results.differences
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")

@@ -50,11 +50,10 @@ def report(
     names, study = joined(Path(folder).resolve().name for folder in folders), read_study(*folders)
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
-    if study.runs.empty:
-        raise StudyError(f"{names}: no runs ({len(study.left_out)} left out because of damaged files)")
     results = Results(tabulate(study, variants), algorithms, kappa)
     if results.compared.empty:
-        raise StudyError(f"{names}: no run is done with a training return, out of {len(study.runs)}")
+        of = f"out of {len(study.runs)}, and {len(study.left_out)} left out because of damaged files"
+        raise StudyError(f"{names}: no run is done with a training return, {of}")
 
     # after errors in the input
     from sb3_uatrpo.study.plots import draw_pictures
@@ -68,18 +67,19 @@ def report(
 
 
 def _tables(results: Results) -> Iterator[str]:
-    runs = results.study.runs.assign(done=results.study.runs.error == "", failed=results.study.runs.error != "")
-    counts = f"{runs.done.sum()} runs done, {runs.failed.sum()} failed"
-    yield f"{counts}, {len(results.study.left_out)} left out because of damaged files."
-    columns = {"done": "sum", "failed": "sum", "n_timesteps": "first", "seed": _seeds, "seconds": "sum"}
+    runs, left_out = results.study.runs, results.study.left_out
+    runs = runs.assign(done=runs.error == "", failed=runs.error != "", seeds=runs.seed.astype(str))
+    yield f"{runs.done.sum()} runs done, {runs.failed.sum()} failed, {len(left_out)} left out because of damaged files."
+    columns = {"done": "sum", "failed": "sum", "n_timesteps": "first", "seeds": ", ".join, "seconds": "sum"}
     table = runs.groupby(GROUP, sort=False).agg(columns)
     table["seconds"] /= 3600
     yield "## Runs"
-    yield _table(table.rename(columns={"n_timesteps": "steps", "seed": "seeds", "seconds": "hours"}).reset_index())
+    yield _table(table.rename(columns={"n_timesteps": "steps", "seconds": "hours"}).reset_index())
+    runs["name"] = [f"{run.label} on {joined([run.env, run.condition])}, seed {run.seed}" for run in runs.itertuples()]
     of, without = runs[runs.failed].itertuples(), runs[runs.done & runs.final_return.isna()].itertuples()
-    lines = [f"- failed: {_name(run)}: `{run.error.strip().splitlines()[-1]:.200}`" for run in of]
-    lines += [f"- no episode ended, or one is not finite: {_name(run)}" for run in without]
-    yield "\n".join([*lines, *(f"- left out: `{path}`: {reason}" for path, reason in results.study.left_out)])
+    lines = [f"- failed: {run.name}: `{run.error.strip().splitlines()[-1]:.200}`" for run in of]
+    lines += [f"- no episode ended, or one is not finite: {run.name}" for run in without]
+    yield "\n".join([*lines, *(f"- left out: `{path}`: {reason}" for path, reason in left_out)])
     yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns\n\n{_table(results.returns)}"
     shares = results.compared.dropna(subset="final_success").groupby(GROUP, sort=False).final_success
     if shares.ngroups:
@@ -116,13 +116,3 @@ def _cell(value: Any) -> str:
     if not math.isfinite(value) or abs(value) < 1e-3:
         return "–" if math.isnan(value) else f"{value:.4g}"
     return f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
-
-
-def _name(run: Any) -> str:
-    return f"{run.label} on {joined([run.env, run.condition])}, seed {run.seed}"
-
-
-def _seeds(seeds: pd.Series) -> str:
-    # not a list of all seeds from the first to the last, since RL Zoo draws seeds from billions
-    is_range = len(seeds) > 2 and (seeds.diff().dropna() == 1).all()
-    return f"{seeds.iloc[0]} to {seeds.iloc[-1]}" if is_range else ", ".join(map(str, seeds))

@@ -71,7 +71,7 @@ def _refuse_unlike(runs: pd.DataFrame) -> None:
     lengths = zip(runs.env, runs.label, runs.n_timesteps, strict=True)
     refuse_unequal_lengths(lengths, "report on folders that have one length for each environment")
     for names, alike in runs.groupby(GROUP):
-        settings = pd.DataFrame([json.loads(text) for text in alike.hyperparameters]).astype(str)
+        settings = pd.DataFrame(map(json.loads, alike.hyperparameters), dtype=object).map(repr)
         kinds = settings.loc[:, settings.nunique() > 1].drop_duplicates()
         if len(kinds.columns):
             shown = sorted(joined(f"{name}={value}" for name, value in of.items()) for of in kinds.to_dict("records"))
@@ -91,16 +91,16 @@ def joined(names: Iterable[str]) -> str:
 
 def learning_curves(study: Study) -> pd.DataFrame:
     """
-    :return: for each run of ``tabulate`` and each of ``N_POINTS`` steps, the mean training return over the preceding
+    :return: for each run with a final return and each of ``N_POINTS`` steps, the mean training return over the last
         ``FINAL_SHARE`` of all steps, so that the last one is the final return; NaN before the first episode has ended
     """
-    curves = []
-    for i, of in study.episodes[study.episodes.run.isin(study.runs.index)].groupby("run"):
-        last = study.runs.n_timesteps[i]
+    curves, runs = [], study.runs.dropna(subset="final_return")
+    for i, of in study.episodes[study.episodes.run.isin(runs.index)].groupby("run"):
+        last = runs.n_timesteps[i]
         grid = np.linspace(0, last, N_POINTS + 1)[1:]
         values = statistics.learning_curve(np.minimum(of.step, last), of["return"], grid, FINAL_SHARE * last)
-        curves.append(pd.DataFrame({"run": i, "step": grid, "return": values}))
-    return pd.concat(curves, ignore_index=True).join(study.runs[GROUP], on="run")
+        curves.append(pd.DataFrame({"run": i, "step": grid, "return": np.where(np.isfinite(values), values, np.nan)}))
+    return pd.concat(curves, ignore_index=True).join(runs[GROUP], on="run")
 
 
 class Results:
@@ -163,7 +163,8 @@ class Results:
         """:return: the rows of a table with a finite number in a column, of the runs with a final return"""
         table: pd.DataFrame = getattr(self.study, name)
         table = table.assign(**{column: table[column].astype(float) if column in table else math.nan})
-        return table[np.isfinite(table[column])].join(self.compared[GROUP], on="run", how="inner")
+        runs = self.compared[GROUP].rename_axis("run").reset_index()
+        return runs.merge(table[np.isfinite(table[column])], on="run")
 
     def last_evaluations(self, column: str) -> pd.DataFrame:
         """:return: mean and standard error over the runs of each one's own last evaluation"""

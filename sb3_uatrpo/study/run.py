@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from sb3_uatrpo.study.callback import OF_A_STUDY, StudyCallback
-from sb3_uatrpo.study.plan import FAILED, Run, StudyError, errors_of
+from sb3_uatrpo.study.plan import FAILED, Run, StudyError, errors_of, refuse_unequal_lengths
 
 CALLBACK = f"{StudyCallback.__module__}.{StudyCallback.__qualname__}"
 # A run's specification, what a failed one has printed, and in a study's folder, what is not done yet
@@ -40,10 +40,6 @@ Ended = tuple[dict[str, bytes], str]
 Results = Generator[tuple[Run, Ended], None, None]
 
 
-class Lost(Exception):
-    """The process of a run was killed."""
-
-
 def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: Event | None = None) -> Ended:
     """
     Train once, in a fresh process of one thread, with RL Zoo's command. The same run has the same numbers.
@@ -51,7 +47,7 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
     :param folder: where the run has its temporary folder; by default, in the system's
     :param stop: ends the run when it is set
     :return: the contents of its files by relative path, and what it printed if it has failed
-    :raises Lost: if the process was killed
+    :raises ChildProcessError: if its process was killed
     """
     with tempfile.TemporaryDirectory(prefix="run_", dir=folder, ignore_cleanup_errors=True) as temporary:
         root, stop = Path(temporary).resolve(), stop or Event()
@@ -84,11 +80,11 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
                 process.communicate()
         code, printed = process.returncode, (root / "output.txt").read_text(errors="replace")
         if code < 0:
-            raise Lost(f"{printed}\nthe run's process was killed by {signal.Signals(-code).name}")
+            raise ChildProcessError(f"{printed}\nthe run's process was killed by {signal.Signals(-code).name}")
         unwanted = () if save_model else (".zip", ".pkl")
         paths = [path for path in logs.rglob("*") if path.is_file() and path.suffix not in unwanted]
         files = {path.relative_to(logs).as_posix(): path.read_bytes() for path in paths}
-        return files, (printed.strip() or f"exit code {code}") if code else ""
+        return files, (printed.strip() or f"exit code {code}") if code or "ended.json" not in files else ""
 
 
 def run_study(
@@ -106,10 +102,12 @@ def run_study(
     :param jobs: maximum number of runs at a time; by default, one per core, or as many as the Ray cluster takes
     :param ray_address: ``host:port`` of a Ray cluster, or ``auto``; this machine has to be one of its nodes
     :return: the runs that have failed, each with the file of what it printed
-    :raises StudyError: if another process is at work in the folder, it has runs of the same name with other settings,
-        or no Ray cluster answers
+    :raises StudyError: if another process is at work in the folder, it has runs of the same name with other settings or
+        of another length, or no Ray cluster answers
     """
     root = Path(folder)
+    if jobs is not None and jobs < 1:
+        raise StudyError(f"jobs must be at least 1, but it is {jobs}")
     if (root / "study.json").exists():
         raise StudyError(f"{root} has records of version 0.1: report on them, and give this study another folder")
     root.mkdir(parents=True, exist_ok=True)
@@ -120,10 +118,12 @@ def run_study(
     with lock:
         shutil.rmtree(root / UNFINISHED, ignore_errors=True)
         (root / UNFINISHED).mkdir()
-        for run in runs if retry_failed else ():
-            shutil.rmtree(root / FAILED / run.path, ignore_errors=True)
-        there = _places(runs, root)
+        there = _places(runs, root, retry_failed)
         missing = [run for run in runs if run.path not in there]
+        if foreign := [root / run.path for run in missing if (root / run.path).exists()]:
+            raise StudyError(f"{foreign[0]} is no run of a study (it has no {RUN}): move it away")
+        for run in missing:
+            shutil.rmtree(root / FAILED / run.path, ignore_errors=True)
         if there:
             print(f"{len(there)} of {len(runs)} runs are there already", file=sys.stderr)
         on_ray = _on_ray(missing, jobs or MAX_SUBMITTED, ray_address, save_models) if ray_address else None
@@ -140,19 +140,21 @@ def run_study(
     return [(run, there[run.path] / ERROR) for run in runs if (there[run.path] / ERROR).exists()]
 
 
-def _places(runs: Sequence[Run], root: Path) -> dict[Path, Path]:
+def _places(runs: Sequence[Run], root: Path, without_failed: bool) -> dict[Path, Path]:
     """Where the runs are that are there, done or failed."""
-    planned = {run.path: asdict(run) for run in runs}
-    found = {}
-    for path in sorted((*root.glob(f"{FAILED}/*/*/*/{RUN}"), *root.glob(f"*/*/*/{RUN}"))):
+    planned, failed = {run.path: asdict(run) for run in runs}, root.glob(f"{FAILED}/*/*/*/{RUN}")
+    found, lengths = {}, [(run.env, run.algo, run.n_timesteps) for run in runs]
+    for path in sorted((*root.glob(f"*/*/*/{RUN}"), *(() if without_failed else failed))):
         place, name = path.parent, Path(*path.parts[-4:-1])
         with errors_of(f"{path} (delete {place} to repeat the run)"):
             of = dict(json.loads(path.read_text()))
+        lengths.append((of["env"], of["algo"], of["n_timesteps"]))
         if name in planned:
             found[name] = place
             if other := " and ".join(key for key, value in planned[name].items() if value != of.get(key)):
-                remedy = "name other settings, as a variant of a study file or by --vary, or use another folder"
+                remedy = "give it a name (variants, --vary) or another folder, or if it failed, --retry-failed"
                 raise StudyError(f"{place} has other {other} than is asked for: {remedy}")
+    refuse_unequal_lengths(lengths, f"use another folder than {root}, or delete its runs of the other length")
     return found
 
 
@@ -179,7 +181,7 @@ def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Re
                 run = futures.pop(future)
                 try:
                     yield run, future.result()
-                except Lost as error:
+                except ChildProcessError as error:
                     yield run, ({}, str(error))
         finally:
             stop.set()
@@ -198,7 +200,7 @@ def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         # it starts again with another process if its own, or its machine, is lost
-        task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[Lost])(train)
+        task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[ChildProcessError])(train)
         waiting, pending = iter(runs), dict[Any, Run]()
         while pending := pending | {task.remote(run, save): run for run in islice(waiting, jobs - len(pending))}:
             (ready,), _ = ray.wait(list(pending))

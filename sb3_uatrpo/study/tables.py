@@ -8,6 +8,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -68,27 +69,29 @@ def read_study(*folders: str | os.PathLike[str]) -> Study:
         found = _find(folder)
         if not found and not (folder / ".lock").exists():
             raise StudyError(f"{folder}: neither a study nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)")
-        first = len(parts)
         for path, read in found.items():
             try:
                 parts += read(path)
             # a truncated or foreign file may raise anything; the report names it
             except Exception as error:
                 left_out.append((path, f"{type(error).__name__}: {' '.join(str(error).split()):.150}"))
-        _name_variants([row for row, _ in parts[first:] if row["variant"] is None])
+    _name_variants([row for row, _ in parts if row["variant"] is None])
     return _collect(parts, left_out)
 
 
 def _find(folder: Path) -> dict[Path, Reader]:
     """What can be read in a folder, each with its reader."""
+
+    # not in hidden folders, such as that of what is not done yet
+    def find(*patterns: str) -> list[Path]:
+        return [folder / path for of in patterns for path in glob(of, root_dir=folder, recursive=True)]
+
     # a study's run is also one of RL Zoo's
-    readers: dict[Path, Reader] = dict.fromkeys((path.parents[1] for path in folder.rglob("*/args.yml")), _read_zoo_run)
-    readers |= dict.fromkeys((path.parent for path in folder.rglob("run.json")), _read_run)
-    readers |= dict.fromkeys((path.parent for path in folder.glob("runs.csv.gz")), _read_saved)
-    readers |= dict.fromkeys((*folder.glob("*.json.gz"), *folder.glob("records/*.json.gz")), _read_record)
-    # what is not done yet is in a hidden folder
-    shown = [path for path in readers if not any(name.startswith(".") for name in path.relative_to(folder).parts)]
-    return {path: readers[path] for path in sorted(shown)}
+    readers: dict[Path, Reader] = dict.fromkeys((path.parents[1] for path in find("**/*/args.yml")), _read_zoo_run)
+    readers |= dict.fromkeys((path.parent for path in find("**/run.json")), _read_run)
+    readers |= dict.fromkeys((path.parent for path in find("runs.csv.gz")), _read_saved)
+    readers |= dict.fromkeys(find("*.json.gz", "records/*.json.gz"), _read_record)
+    return {path: readers[path] for path in sorted(readers)}
 
 
 def _collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
@@ -97,18 +100,19 @@ def _collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
         key = json.dumps([part[0][name] for name in (*TEXTS, "seed", "n_timesteps")])
         other = kept.setdefault(key, part)
         if other is not part and not (part[0]["error"] or other[0]["error"]):
-            a, b = (each[1]["episodes"][["step", "return", "length"]] for each in (part, other))
+            a, b = (each[1]["episodes"].reindex(columns=["step", "return", "length"]) for each in (part, other))
             # RL Zoo and studies keep different numbers of digits
             if len(a) != len(b) or not np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True):
                 both = f"{other[0]['folder']} and {part[0]['folder']}"
                 raise StudyError(f"{both} are the same run with different episodes: delete one, or report on one")
         # a finished one rather than a failed one, and a study's rather than RL Zoo's own, which has no updates
-        kept[key] = max(other, part, key=lambda of: (not of[0]["error"], len(of[1]["updates"]) > 0))
+        kept[key] = max(other, part, key=lambda of: (not of[0]["error"], *(len(of[1][name]) for name in SERIES[1:])))
     tables = {}
     for name in SERIES:
         found = [part[1][name].assign(run=i) for i, part in enumerate(kept.values()) if len(part[1][name])]
         tables[name] = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["run", "step", "return"])
-    return Study(pd.DataFrame([row for row, _ in kept.values()]), **tables, left_out=left_out)
+    columns = [*TEXTS, *COUNTS, "error", "seconds", "versions", "folder"]
+    return Study(pd.DataFrame([row for row, _ in kept.values()], columns=columns), **tables, left_out=left_out)
 
 
 def _series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
@@ -176,7 +180,7 @@ def _read_zoo_run(run: Path) -> list[Part]:
     of_run |= {"eval_freq": max(0, int(row["eval_freq"])), "n_eval_episodes": int(row["eval_episodes"])}
     of_run |= {"hyperparameters": json.dumps(settings, sort_keys=True, allow_nan=False)}
     of_run |= {"n_timesteps": n_timesteps, "folder": str(run)}
-    types, monitors = dict.fromkeys("rlt", float), sorted(run.glob("*monitor.csv"))
+    types, monitors = dict.fromkeys("rlt", float), sorted(run.glob("*monitor.csv"), key=lambda of: (len(of.name), of))
     # A line that was being written has too few fields. Environments step together: n steps of one are n of each.
     frames = [pd.read_csv(monitor, skiprows=1, dtype=types).dropna(subset=["l", "t"]) for monitor in monitors]
     frames = [frame.assign(step=frame["l"].cumsum() * len(frames)) for frame in frames]

@@ -1,6 +1,7 @@
 """An environment that tests can follow and break: ``tests.study.tasks:Waiting-v0``."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,8 @@ def processes_seen(folder: Path) -> list[int]:
 
 class Waiting(gym.Env):
     """
-    Episodes of ten steps. Steps fail where its folder contains ``broken``, or ``broken_`` with the process id.
+    Episodes of ten steps. Steps fail where its folder contains ``broken``, or ``broken_`` with the process id, and end
+    the process as if all were well where it contains ``exits``.
 
     :param folder: where each process that uses the environment leaves an empty file named after its process id
     :param hold_from: processes from this one on, in order of arrival, wait until the file ``go`` exists, and as long as
@@ -56,6 +58,8 @@ class Waiting(gym.Env):
         if any((self.folder / name).exists() for name in ("broken", f"broken_{os.getpid()}")):
             print("this is the last that it says")
             raise RuntimeError("the environment is broken")
+        if (self.folder / "exits").exists():
+            sys.exit(0)
         self.steps += 1
         done = self.steps == 10
         self.episodes += done
@@ -66,6 +70,22 @@ class Waiting(gym.Env):
 
     def _observation(self):
         return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+
+class Lives(gym.Wrapper):
+    """As Atari's ``EpisodicLifeEnv``: every tenth step ends an episode, of which nothing within this wrapper knows."""
+
+    goes_on = False
+
+    def reset(self, **kwargs):
+        self.steps = 0
+        return (self.observation, {}) if self.goes_on else self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.observation, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        self.goes_on = not (terminated or truncated) and self.steps == 10
+        return self.observation, reward, terminated or self.goes_on, truncated, info
 
 
 gym.register("Waiting-v0", entry_point=Waiting)

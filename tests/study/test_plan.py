@@ -152,6 +152,8 @@ def test_values_are_read_as_python_writes_them():
         ({"variants": {"long": {"ppo": {"n_timesteps": 50}}}}, "n_timesteps is given twice"),
         ({"variants": {"a=b": {"ppo": {}}}}, "the name of a variant must not be plain, failed or have '=' or ','"),
         ({"variants": {"failed": {"ppo": {}}}}, "the name of a variant must not be plain, failed"),
+        ({"variants": {".hidden": {"ppo": {}}}}, "or '.' first"),
+        ({"variants": {"empty": None}}, "variant 'empty' (name: {algorithm: {hyperparameter: value}})"),
         ({"variants": {"a b": {"ppo": {}}, "a-b": {"ppo": {}}}}, "would have one folder, a-b/ppo/CartPole-v1_1"),
     ],
 )

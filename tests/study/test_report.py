@@ -3,9 +3,11 @@
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import seaborn as sns
 from scipy import stats
 
 from sb3_uatrpo.study import StudyError, read_study
@@ -58,7 +60,12 @@ def test_pictures_are_those_with_data_and_the_same_each_time(tmp_path):
     assert {path.stem for path in output.glob("*.png")} == {path.stem for path in output.glob("*.svg")} == PICTURES
     assert set(re.findall(r"\]\((\w+)\.png\)", text)) == PICTURES
     first = {path.name: path.read_bytes() for path in output.iterdir()}
-    report([folder], output)
+    with mock.patch.object(sns.FacetGrid, "savefig", autospec=True, side_effect=sns.FacetGrid.savefig) as save:
+        report([folder], output)
+    # a row for each environment, a column for each condition
+    assert {tuple(ax.get_title() for ax in of.args[0].axes.flat) for of in save.call_args_list} == {
+        ("Hopper-v4", "Hopper-v4, noise=1")
+    }
     assert {path.name: path.read_bytes() for path in output.iterdir()} == first
     # without evaluations and KL ratios, earlier pictures go
     shutil.rmtree(folder)
@@ -116,7 +123,7 @@ def test_failed_damaged_and_empty_runs_are_named(tmp_path, page):
     assert "Hopper-v4_5`: FileNotFoundError: " in text
     assert "- no episode ended, or one is not finite: uatrpo on Hopper-v4, seed 3\n" in text
     (row,) = rows(section(text, "Runs"))
-    assert (row["done"], row["failed"], row["seeds"]) == ("3", "1", "0 to 3")
+    assert (row["done"], row["failed"], row["seeds"]) == ("3", "1", "0, 1, 2, 3")
 
 
 def test_unlike_runs_are_not_averaged(tmp_path, page):
@@ -124,6 +131,16 @@ def test_unlike_runs_are_not_averaged(tmp_path, page):
         write_run(tmp_path / "settings", seed=seed, hyperparameters={"gamma": gamma})
     with pytest.raises(StudyError, match=r"uatrpo has gamma=0\.9 and gamma=0\.99; they need names, as variants"):
         page(tmp_path / "settings")
+    # a value that is given, and one that is not
+    write_run(tmp_path / "given", seed=3, hyperparameters={"gamma": 0.9, "n_envs": 2})
+    for folder in (tmp_path / "given", tmp_path / "equal"):
+        write_run(folder, seed=4, hyperparameters={"gamma": 0.9})
+    with pytest.raises(StudyError, match=r"n_envs=2.* and .*n_envs=nan"):
+        page(tmp_path / "given")
+    write_run(tmp_path / "float", seed=4, hyperparameters={"gamma": 1.0})
+    write_run(tmp_path / "int", seed=4, hyperparameters={"gamma": 1})
+    with pytest.raises(StudyError, match=r"gamma=1 and gamma=1\.0"):
+        page(tmp_path / "float", tmp_path / "int")
     write_run(tmp_path / "length")
     write_run(tmp_path / "length", "ppo", n_timesteps=20_000)
     with pytest.raises(StudyError, match=r"on Hopper-v4, .* report on folders that have one length"):

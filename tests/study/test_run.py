@@ -283,9 +283,14 @@ def test_wrappers_that_repeat_steps_or_end_episodes(tmp_path, forked):
     assert study.episodes.length.sum() > 2 * 400
     assert 300 < study.episodes.step.iloc[-1] <= 400
 
+    short = ["n_steps:100", "batch_size:50", "n_envs:1"]
+    # lives end before Monitor's episodes do
+    lives = "env_wrapper:[{'tests.study.tasks.Lives': {}}]"
+    study = carry_out(tmp_path / "lives", quick("ppo", "CartPole-v1", *short, lives))
+    assert study.episodes.length.sum() > 300
+
     limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit': {'max_episode_steps': 15}}]"
     stop = "callback:[{'stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes': {'max_episodes': 2}}]"
-    short = ["n_steps:100", "batch_size:50", "n_envs:1"]
     runs = [quick("ppo", "CartPole-v1", *short, limit), quick("ppo", "CartPole-v1", *short, stop, seed=1)]
     reasons = [path.read_text().splitlines()[-1] for _, path in run_study(runs, tmp_path / "failed")]
     # otherwise, there would be only the episodes that were over before the time limit
@@ -341,7 +346,9 @@ def test_failures_and_changed_settings(tmp_path, finish, forked):
     assert "no run is done with a training return" in finish(["report", "--folder", str(tmp_path / "study")], code=2)
 
     # what failed is run again on request only
-    (tmp_path / "seen" / "broken").unlink()
+    (tmp_path / "seen" / "broken").rename(tmp_path / "seen" / "exits")
+    assert "failed: uatrpo on tests.study.tasks:Waiting-v0, seed 0: " in finish([*words, "--retry-failed"], code=1)
+    (tmp_path / "seen" / "exits").unlink()
     assert "1 of 1 runs are there already" in finish(words, code=1)
     assert "1 done, 0 failed" in finish([*words, "--retry-failed"])
     assert not list((tmp_path / "study" / "failed").rglob("run.json"))
@@ -349,10 +356,15 @@ def test_failures_and_changed_settings(tmp_path, finish, forked):
 
     # other settings need another name
     said = finish([*words, "--params", "target_kl:0.005"], code=2)
-    assert "plain/uatrpo/Waiting-v0_1 has other hyperparameters than is asked for: name other settings" in said
+    assert "plain/uatrpo/Waiting-v0_1 has other hyperparameters than is asked for: give it a name" in said
     assert "has other n_timesteps than is asked for" in finish([*words, "--n-timesteps", "300"], code=2)
-    (tmp_path / "study" / "plain" / "uatrpo" / "Waiting-v0_1" / "run.json").write_text("{")
+    other = command(tmp_path, "--n-timesteps", "300", seeds="1")
+    assert "reports do not compare runs of different length" in finish(other, code=2)
+    file = tmp_path / "study" / "plain" / "uatrpo" / "Waiting-v0_1" / "run.json"
+    file.write_text("{")
     assert "Waiting-v0_1 to repeat the run" in finish(words, code=2)
+    file.unlink()
+    assert "Waiting-v0_1 is no run of a study" in finish(words, code=2)
 
 
 def test_a_killed_run_takes_no_other_with_it(tmp_path):
@@ -431,6 +443,7 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
             "no Ray cluster answers at nowhere (host:port, or auto)",
         ),
         ("run", [*PLAN, "--retries", "3"], "unrecognized arguments: --retries 3"),
+        ("run", [*PLAN, "--jobs", "0"], "jobs must be at least 1, but it is 0"),
         ("run", ["--algo", "ppo"], "nothing to run: give --algo and --env"),
         ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo and --env"),
         ("run", [*PLAN, "--folder", "OLD"], "has records of version 0.1: report on them, and give this study another"),

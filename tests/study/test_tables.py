@@ -17,6 +17,7 @@ import yaml
 from torch import nn
 
 from sb3_uatrpo.study import StudyError, read_records, read_study
+from sb3_uatrpo.study.results import learning_curves, tabulate
 from tests.study.synthetic import write_run, write_study, write_table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -56,6 +57,9 @@ def test_a_run_counts_once_and_contradictions_are_named(tmp_path):
     with pytest.raises(StudyError) as caught:
         read_study(tmp_path / "a", tmp_path / "d")
     assert str(caught.value).startswith(f"{first} and {other} are the same run with different episodes")
+    # of a run without evaluations and one with them, the latter counts
+    write_run(tmp_path / "without", eval_freq=0)
+    assert len(read_study(tmp_path / "without", tmp_path / "a").evaluations)
     # other settings or another name make another run
     write_run(tmp_path / "e", final=101.0, hyperparameters={"gamma": 0.9})
     assert len(read_study(tmp_path / "b", tmp_path / "e").runs) == 2
@@ -196,6 +200,8 @@ def test_rl_zoos_runs_that_did_not_end_or_cannot_be_read(tmp_path):
     errors = study.runs.set_index("seed").error.to_dict()
     assert errors == {0: "", 1: "stopped after 400 of 1,000 steps", 2: "", 5: ""}
     assert [path.name for path, _ in study.left_out] == ["CartPole-v1_5", "CartPole-v1_6"]
+    # one episode of the last run has no return, but not among the last
+    assert set(learning_curves(tabulate(study)).run) == set(study.runs.index[study.runs.error == ""])
     assert "a wrapper around Monitor repeats steps" in study.left_out[1][1]
     last = study.episodes[study.episodes.run == study.runs.index[-1]]
     assert list(last.step) == list(range(100, 1001, 100))
@@ -211,6 +217,16 @@ def test_runs_of_rl_zoos_with_different_settings_have_the_name_of_a_folder(tmp_p
     of_first = dict.fromkeys(("CartPole-v1_1", "CartPole-v1_2"), "CartPole-v1_1")
     of_third = dict.fromkeys(("CartPole-v1_3", "CartPole-v1_10"), "CartPole-v1_3")
     assert names == {**of_first, **of_third, "CartPole-v1_11": "", "CartPole-v1_4": ""}
+
+
+def test_what_rl_zoos_folders_have_in_common_counts_once_and_in_order(tmp_path):
+    zoo_run(tmp_path / "a", gamma=0.9, n_envs=12)
+    zoo_run(tmp_path / "b", gamma=0.9, n_envs=12)
+    zoo_run(tmp_path / "b", number=2, gamma=0.5)
+    study = read_study(tmp_path / "a", tmp_path / "b")
+    assert list(study.runs.variant) == ["CartPole-v1_1", "CartPole-v1_2"]
+    # of the environments 0 to 11, which ended their episodes together
+    assert list(study.episodes["return"][:12]) == [100.0 + i for i in range(12)]
 
 
 def test_settings_of_rl_zoos_are_text_and_nothing_is_imported(tmp_path):
