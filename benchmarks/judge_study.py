@@ -68,7 +68,7 @@ def read_runs(*folders: Path) -> Study:
     :raises StudyError: if a folder has no runs
     """
     study = read_study(*folders)
-    paths = [Path(path) for path in study.runs.get("folder", ())]
+    paths = list(map(Path, study.runs.folder))
     for folder in folders:
         # of a copy, the original's runs count
         if not any(path.is_relative_to(folder) for path in paths) and read_study(folder).runs.empty:

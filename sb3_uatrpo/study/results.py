@@ -91,7 +91,7 @@ def joined(names: Iterable[str]) -> str:
 
 def learning_curves(study: Study) -> pd.DataFrame:
     """
-    :return: for each run with a final return and each of ``N_POINTS`` steps, the mean training return over the last
+    :return: for each run with a final return, at ``N_POINTS`` steps, the mean training return over the preceding
         ``FINAL_SHARE`` of all steps, so that the last one is the final return; NaN before the first episode has ended
     """
     curves, runs = [], study.runs.dropna(subset="final_return")
