@@ -5,8 +5,9 @@ Which method is better in which environment? Applies the rule of benchmarks/resu
     python benchmarks/judge_study.py --folder benchmarks/results/paper --report benchmarks/results/paper/plain/judged.md
 
 It prints a table of all runs. Then it compares the means and the 20%-CVaRs of two methods' final returns on each task,
-by bootstrap intervals over runs. Holm's method corrects *better* and *worse* for the number of tasks. ``--noise 1``
-judges the runs with adversarial noise.
+and the means of their last deterministic evaluations, by bootstrap intervals over runs. Holm's method corrects *better*
+and *worse* for the number of tasks. The rule is about final returns. ``--noise 1`` judges the runs with adversarial
+noise.
 
 A variant of an algorithm, such as ``trpo_matched (cg_damping=1)``, is a method of its own. After the pairs of the rule,
 each variant is compared with the methods of the rule, and these with all other algorithms, such as PPO, whose runs may
@@ -45,11 +46,20 @@ MARGIN = 0.1
 # Bootstrap intervals of fewer runs are too narrow
 FEW = 5
 
+# Columns of runs
+TRAINING, EVALUATION = "final_return", "last_evaluation"
 Difference = Callable[..., Estimate]
-STATISTICS: dict[str, Difference] = {
-    "mean": difference_of_means,
-    f"{KAPPA:.0%}-CVaR": lambda x, y, **options: difference_of_cvars(x, y, KAPPA, **options),
+# What is compared: which returns, and how. The first is the rule's.
+STATISTICS: dict[str, tuple[str, Difference]] = {
+    "mean of the final returns": (TRAINING, difference_of_means),
+    f"{KAPPA:.0%}-CVaR of the final returns": (
+        TRAINING,
+        lambda x, y, **options: difference_of_cvars(x, y, KAPPA, **options),
+    ),
+    "mean of the last evaluations": (EVALUATION, difference_of_means),
 }
+OF_MEANS = [name for name, (_, difference) in STATISTICS.items() if difference is difference_of_means]
+Judged = Mapping[tuple[str, str], pd.DataFrame]
 
 
 def pairs_of(methods: set[str]) -> list[tuple[str, str]]:
@@ -78,6 +88,12 @@ def read_runs(*folders: Path) -> Study:
     return study
 
 
+def with_evaluations(study: Study) -> pd.DataFrame:
+    """:return: the runs, with the mean return of each one's own last deterministic evaluation (NaN if it has none)"""
+    means = study.evaluations.groupby(["run", "step"])["return"].mean()
+    return study.runs.assign(**{EVALUATION: means.groupby("run").last()})
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
@@ -92,18 +108,17 @@ def overview(study: Study, groups: Mapping[tuple[str, str], pd.DataFrame]) -> st
     for (task, method), runs in groups.items():
         returns = runs.final_return.to_numpy()
         worst_runs = bootstrap_cvar(returns, KAPPA)
-        # one run has neither an error nor an interval
-        several = len(returns) > 1
-        error = f" ± {runs.final_return.sem():,.0f}" if several else ""
-        interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if several else ""
+        # one run has no interval
+        interval = f" ({worst_runs.low:,.0f} to {worst_runs.high:,.0f})" if len(returns) > 1 else ""
         rows.append(
             {
                 "task": task,
                 "method": method,
                 "runs": len(returns),
-                "final return": f"{returns.mean():,.0f}{error}",
+                "final return": mean_of(runs.final_return),
                 f"{KAPPA:.0%}-CVaR": f"{worst_runs.value:,.0f}{interval}",
                 "final returns, worst first": ", ".join(f"{value:,.0f}" for value in sorted(returns)),
+                "last evaluation": mean_of(runs[EVALUATION].dropna()),
                 "median KL ratio": of_updates(study, runs, "kl_ratio", np.median, ".2f"),
                 "KL ratio ≥ 2": of_updates(
                     study, runs, "kl_ratio", lambda ratios: float(np.mean(ratios >= 2.0)), ".1%"
@@ -118,6 +133,12 @@ def overview(study: Study, groups: Mapping[tuple[str, str], pd.DataFrame]) -> st
     return markdown(rows)
 
 
+def mean_of(returns: pd.Series) -> str:
+    """Mean and standard error, which one run does not have; a dash without runs."""
+    error = f" ± {returns.sem():,.0f}" if len(returns) > 1 else ""
+    return f"{returns.mean():,.0f}{error}" if len(returns) else "–"
+
+
 def of_updates(study: Study, runs: pd.DataFrame, key: str, statistic: Callable[[np.ndarray], float], form: str) -> str:
     """A statistic of a logged value over all updates of all runs; a dash if no run logged it."""
     values = update_values(study, runs, key)
@@ -129,6 +150,17 @@ def update_values(study: Study, runs: pd.DataFrame, key: str) -> np.ndarray:
     updates = study.updates[study.updates.run.isin(runs.index)]
     values = updates[key].to_numpy(dtype=np.float64) if key in updates else np.empty(0)
     return values[np.isfinite(values)]
+
+
+def samples_of(
+    groups: Mapping[tuple[str, str], pd.DataFrame], ours: str, theirs: str, column: str
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """:return: the returns of two methods on each task where both have several: one run has no interval"""
+    samples = {
+        task: tuple(groups[task, of][column].dropna().to_numpy() for of in (ours, theirs))
+        for task in sorted({task for task, method in groups if method == ours and (task, theirs) in groups})
+    }
+    return {task: (x, y) for task, (x, y) in samples.items() if min(len(x), len(y)) > 1}
 
 
 def judge(
@@ -191,7 +223,7 @@ def holm(p_values: pd.Series, n: int) -> pd.Series:
     return (ordered * (n - np.arange(len(ordered)))).cummax().clip(upper=1.0)[p_values.index]
 
 
-def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
+def summary(verdicts: Judged) -> str:
     """A row for each pair of methods: on each task the verdict on the first, and the difference with its interval."""
     tasks = sorted({task for table in verdicts.values() for task in table.index})
     rows = []
@@ -208,7 +240,7 @@ def summary(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     return markdown(rows)
 
 
-def report(arguments: Sequence[str], runs: str, judged: Mapping[str, Mapping[tuple[str, str], pd.DataFrame]]) -> str:
+def report(arguments: Sequence[str], runs: str, judged: Mapping[str, Judged]) -> str:
     """
     :param arguments: of the command line
     :param runs: the table of ``overview``
@@ -223,18 +255,23 @@ def report(arguments: Sequence[str], runs: str, judged: Mapping[str, Mapping[tup
     for name, by_pair in judged.items():
         if by_pair:
             parts += [f"## {name[0].upper()}{name[1:]}: verdict, difference, 95% interval", summary(by_pair)]
-    if judged["mean"]:
-        rows = [
-            {"first against second": " against ".join(pair), "environment": task, "p": format(row["Welch's p"], ".3f")}
-            | {"corrected": format(row["Holm's p"], ".3f")}
-            for pair, table in judged["mean"].items()
-            for task, row in table.iterrows()
-        ]
+    rows = [
+        {
+            "first against second": " against ".join(pair),
+            "environment": task,
+            "means of": name.removeprefix("mean of the "),
+        }
+        | {"p": format(row["Welch's p"], ".3f"), "corrected": format(row["Holm's p"], ".3f")}
+        for name in OF_MEANS
+        for pair, table in judged[name].items()
+        for task, row in table.iterrows()
+    ]
+    if rows:
         parts += ["## Welch's test of the means, alone and with Holm's correction", markdown(rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
+def recommendation(verdicts: Judged) -> str:
     """The rule's recommendation, given the verdicts on means for each pair of methods."""
     over_paper = verdicts[SHRINKAGE, PAPER]["verdict"]
     is_chosen = (over_paper == "better").any() and over_paper.isin(["better", "no worse"]).all()
@@ -244,7 +281,7 @@ def recommendation(verdicts: Mapping[tuple[str, str], pd.DataFrame]) -> str:
     return f"the rule recommends {choice}; {over}"
 
 
-def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
+def main(args: list[str] | None = None) -> Judged:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--folder", type=Path, nargs="+", default=[Path("benchmarks/results/paper")], help="folders of studies"
@@ -260,7 +297,8 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     except StudyError as error:
         parser.error(f"--folder: {error}")
     condition = f"noise={options.noise:g}" if options.noise else ""
-    runs = study.runs[study.runs.final_return.notna() & (study.runs.condition == condition)]
+    runs = with_evaluations(study)
+    runs = runs[runs.final_return.notna() & (runs.condition == condition)]
     if runs.empty:
         parser.error(
             f"--noise: there are no finished runs with noise {options.noise:g} in {', '.join(map(str, options.folder))}"
@@ -269,27 +307,23 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
     print(overview(study, groups))
     if min(map(len, groups.values())) < FEW:
         print(f"\nWith fewer than {FEW} runs, intervals are too narrow, and verdicts are hints at most.")
-    returns = {key: group.final_return.to_numpy() for key, group in groups.items()}
     judged: dict[str, dict[tuple[str, str], pd.DataFrame]] = {name: {} for name in STATISTICS}
-    methods = {method for _, method in returns}
+    methods = {method for _, method in groups}
     for method in itertools.chain.from_iterable(options.pair or ()):
         if method not in methods:
             parser.error(f"--pair: there are no runs of {method!r}, only of {', '.join(sorted(methods))}")
     for ours, theirs in options.pair or pairs_of(methods):
-        tasks = sorted({task for task, method in returns if method == ours and (task, theirs) in returns})
-        # one run has no interval
-        samples = {task: (returns[task, ours], returns[task, theirs]) for task in tasks}
-        samples = {task: pair for task, pair in samples.items() if min(map(len, pair)) > 1}
-        if not samples:
-            print(f"\n{ours} against {theirs}: no task has several runs of both")
-            continue
-        for name, difference in STATISTICS.items():
+        for name, (column, difference) in STATISTICS.items():
+            samples = samples_of(groups, ours, theirs, column)
+            if not samples:
+                print(f"\n{ours} against {theirs}, {name}: no task has several runs of both")
+                continue
             table = judge(samples, difference)
             judged[name][ours, theirs] = table
             if difference is not difference_of_means:
                 # Welch's test is about means
                 table = table.drop(columns=["Welch's p", "Holm's p"])
-            print(f"\n{ours} against {theirs}, {name} of the final returns")
+            print(f"\n{ours} against {theirs}, {name}")
             print(table.to_string(float_format=lambda value: f"{value:,.2f}" if abs(value) < 10 else f"{value:,.0f}"))
     for name, by_pair in judged.items():
         if by_pair:
@@ -302,7 +336,7 @@ def main(args: list[str] | None = None) -> dict[tuple[str, str], pd.DataFrame]:
         ]
         options.report.parent.mkdir(parents=True, exist_ok=True)
         options.report.write_text(report(arguments, overview(study, groups), judged), encoding="utf-8")
-    by_mean = judged["mean"]
+    by_mean = judged[OF_MEANS[0]]
     # the rule is about the plain algorithms
     if not options.noise and by_mean.keys() >= set(PAIRS):
         print(f"\n{recommendation(by_mean)}")

@@ -12,9 +12,9 @@ It prints these tables, most with a row for each environment that has runs of UA
 - the differences with 95% bootstrap intervals, and the p of Welch's test, corrected by Holm's method for six
   environments. Bold is significant: p < 0.05, and the bootstrap interval with the same correction excludes zero.
 - both for the last deterministic evaluations, the kind of figure that is usually published
-- UATRPO beside its controls: TRPO on the same code with the same hyperparameters, and UATRPO without the uncertainty
-  term. The median KL ratio is the actual KL divergence of a proposed step over the estimated one, of UATRPO and of this
-  TRPO.
+- UATRPO beside its controls, in final returns and in last evaluations: TRPO on the same code with the same
+  hyperparameters, and UATRPO without the uncertainty term. The median KL ratio is the actual KL divergence of a
+  proposed step over the estimated one, of UATRPO and of this TRPO.
 - UATRPO on versions 4 and 5 of the environment
 - the p of each comparison: alone, corrected for six environments, and corrected for all twelve comparisons at once;
   and how many leads are significant
@@ -42,7 +42,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from judge_study import FEW, holm, judge, markdown, of_updates, read_runs
+from judge_study import (
+    EVALUATION,
+    FEW,
+    TRAINING,
+    holm,
+    judge,
+    markdown,
+    of_updates,
+    read_runs,
+    with_evaluations,
+)
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -71,7 +81,6 @@ CONTROLS = {MATCHED: "TRPO, same hyperparameters", "uatrpo (uncertainty_coef=0)"
 OF_OURS = (OURS, "trpo_matched")
 # The level of Welch's test
 SIGNIFICANT = 0.05
-TRAINING, EVALUATION = "final_return", "last_evaluation"
 N_RESAMPLES = 2000
 
 # The runs, or their learning curves, of each environment and label
@@ -164,14 +173,14 @@ def tabulate_differences(groups: Groups, judged: Judged) -> str:
     return markdown(rows)
 
 
-def tabulate_controls(study: Study, groups: Groups) -> str:
+def tabulate_controls(study: Study, groups: Groups, column: str = TRAINING) -> str:
     """UATRPO beside its controls: a table in Markdown."""
-    judged = {label: judged_against(groups, dict.fromkeys(TASKS, label), least=2) for label in CONTROLS}
+    judged = {label: judged_against(groups, dict.fromkeys(TASKS, label), 2, column) for label in CONTROLS}
     rows = []
     for task in tasks_of(groups):
-        row = {"environment": task, "UATRPO": returns_of(groups, task, OURS)}
+        row = {"environment": task, "UATRPO": returns_of(groups, task, OURS, column)}
         for label, name in CONTROLS.items():
-            row[name] = returns_of(groups, task, label)
+            row[name] = returns_of(groups, task, label, column)
             known = task in judged[label].index
             row[f"minus {name}"] = difference_of(judged[label].loc[task]) if known else "–"
         row["median KL ratio"] = ", ".join(median_kl_ratio(study, groups, task, label) for label in (OURS, MATCHED))
@@ -430,10 +439,8 @@ def runs_in(folders: list[Path], newer_folders: list[Path], tasks: list[str]) ->
     study = tabulate(replace(study, runs=study.runs[~replaced]))
     # of both versions
     names = {task.rpartition("-")[0] for task in tasks}
-    runs = study.runs
+    runs = with_evaluations(study)
     runs = runs[runs.final_return.notna() & (runs.condition == "") & runs.env.str.rpartition("-")[0].isin(names)]
-    evaluations = study.evaluations.groupby(["run", "step"])["return"].mean()
-    runs = runs.assign(**{EVALUATION: evaluations.groupby("run").last()})
     groups: Groups = dict(list(runs.groupby(["env", "label"])))
     if not any(label == OURS for _, label in groups):
         raise StudyError(f"there are no finished runs of {OURS}")
@@ -452,6 +459,7 @@ def tables_of(study: Study, groups: Groups, minutes: Minutes) -> dict[str, str]:
         "Last deterministic evaluations": tabulate_returns(groups, judged["evaluation"], {}, EVALUATION),
         "Differences of the last evaluations": tabulate_differences(groups, judged["evaluation"]),
         "Controls": tabulate_controls(study, groups),
+        "Controls by the last evaluations": tabulate_controls(study, groups, EVALUATION),
         "Versions": tabulate_versions(groups),
         "p values": tabulate_p_values(judged),
         "Significant leads": count_leads(judged),

@@ -8,7 +8,7 @@ import pytest
 from judge_study import STATISTICS, holm, judge, main, recommendation
 
 from sb3_uatrpo.study import read_records
-from sb3_uatrpo.study.statistics import difference_of_means, final_return
+from sb3_uatrpo.study.statistics import difference_of_means, final_return, welch_test
 from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
@@ -27,12 +27,12 @@ def test_verdicts(statistic):
         "equal": (runs(1000.0, 20.0), other),
         "wide": (runs(1000.0, 3000.0), other),
     }
-    table = judge(samples, STATISTICS[statistic])
+    table = judge(samples, STATISTICS[statistic][1])
     assert dict(table["verdict"]) == {
         "far above": "better",
         "far below": "worse",
         "equal": "no worse",
-        "wide": "undecided" if statistic == "mean" else "worse",
+        "wide": "worse" if "CVaR" in statistic else "undecided",
     }
     assert table.loc["far above", "of the other's mean"] == pytest.approx(0.5, abs=0.01)
 
@@ -107,11 +107,11 @@ def test_the_table_of_all_runs(capsys):
     # one fifth of four runs is a part of the worst
     assert cells[4].startswith(f"{min(returns):,.0f} (")
     assert cells[5] == ", ".join(f"{value:,.0f}" for value in sorted(returns))
-    assert cells[6] == f"{np.nanmedian(ratios):.2f}"
-    assert cells[7] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
-    for cell, key in ((8, "kl_proposed"), (9, "kl_divergence_loss")):
+    assert cells[7] == f"{np.nanmedian(ratios):.2f}"
+    assert cells[8] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
+    for cell, key in ((9, "kl_proposed"), (10, "kl_divergence_loss")):
         assert cells[cell] == f"{updates[key].mean():.4f}"
-    assert cells[10] == f"{np.mean(updates.step_fraction < 1):.1%}"
+    assert cells[11] == f"{np.mean(updates.step_fraction < 1):.1%}"
     assert "no task has several runs of both" in printed
 
 
@@ -131,7 +131,7 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
         main(["--folder", str(tmp_path), *arguments])
         lines = capsys.readouterr().out.splitlines()
         table = [[cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith("| Hopper")]
-        return table, [line for line in lines if "mean of the final" in line]
+        return table, [line for line in lines if line.endswith(", mean of the final returns")]
 
     table, compared = judged()
     batches, without = "uatrpo (paper-batches)", "uatrpo (paper-batches, uncertainty_coef=0)"
@@ -190,9 +190,31 @@ def test_a_report_has_the_tables_in_markdown(tmp_path):
     lines = page.read_text(encoding="utf-8").splitlines()
     assert f"`python benchmarks/judge_study.py --folder {tmp_path} --report FILE` writes this page." in lines
     assert [line for line in lines if line.startswith("| Hopper-v4 | uatrpo_paper | 3 | 201 ± 1 |")]
-    # of means and of CVaRs, which differ by as much
-    assert sum(line.startswith("| uatrpo_paper against trpo_matched | better: +100 (") for line in lines) == 2
-    assert "| uatrpo_paper against trpo_matched | Hopper-v4 | 0.000 | 0.000 |" in lines
+    # means, CVaRs and evaluations differ by as much
+    assert sum(line.startswith("| uatrpo_paper against trpo_matched | better: +100 (") for line in lines) == 3
+    for returns in ("final returns", "last evaluations"):
+        assert f"| uatrpo_paper against trpo_matched | Hopper-v4 | {returns} | 0.000 | 0.000 |" in lines
+
+
+def test_evaluations_are_compared_where_there_are_some(tmp_path, capsys):
+    """Each run's own last evaluation, with a test of its own: training returns of these methods are the same."""
+    for seed, (first, second, third) in enumerate([(300.0, 100.0, 0.0), (310.0, 111.0, 0.0), (290.0, 90.0, 0.0)]):
+        for algo, level in (("uatrpo_paper", first), ("trpo_matched", second), ("ppo", third)):
+            place = write_run(tmp_path, algo, seed=seed, eval_freq=2_000 if level else 0)
+            if level:
+                results = [[0.0, 0.0], [level - 1.0, level + 1.0]]
+                np.savez(place / "evaluations.npz", timesteps=[2_000, 4_000], results=results)
+    main(["--folder", str(tmp_path), "--report", str(tmp_path / "judged.md")])
+    printed = capsys.readouterr().out
+    lines = (tmp_path / "judged.md").read_text(encoding="utf-8").splitlines()
+    shown = {
+        line.split("|")[2].strip(): line.split("|")[7].strip() for line in lines if line.startswith("| Hopper-v4 | ")
+    }
+    assert shown == {"uatrpo_paper": "300 ± 6", "trpo_matched": "100 ± 6", "ppo": "–"}
+    p = welch_test(np.array([300.0, 310.0, 290.0]), np.array([100.0, 111.0, 90.0]))[1]
+    assert f"| uatrpo_paper against trpo_matched | Hopper-v4 | last evaluations | {p:.3f} | {p:.3f} |" in lines
+    assert any(line.startswith("| uatrpo_paper against trpo_matched | better: +200 (") for line in lines)
+    assert "uatrpo_paper against ppo, mean of the last evaluations: no task has several runs of both" in printed
 
 
 @pytest.mark.parametrize(("folder", "noise"), [("plain", 0.0), ("noise", 1.0)])
@@ -206,7 +228,7 @@ def test_the_pages_show_the_committed_runs(tmp_path, folder, noise, monkeypatch)
     known = {}
     for line in printed.split("\n## ")[0].splitlines():
         if line.count("|") > 10 and " ± " in line:
-            task, method, _, returns, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
+            task, method, _, returns, _, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
             known[task.removesuffix("-v4"), method] = f"{returns}; {ratio}"
     section = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## The paper")[1].split("\n## ")[0]
     table = section.split("Under adversarial noise")[folder == "noise"]

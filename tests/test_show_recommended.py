@@ -107,13 +107,17 @@ def test_last_evaluations_are_means_of_their_episodes(folder):
 def test_controls_show_what_is_due_to_the_method(folder):
     for seed in (3, 4):
         shutil.rmtree(folder / "same-settings" / "trpo_matched" / f"Hopper-v4_{seed + 1}")
-    by_task = without_minutes(folder)["Controls"]
+    tables = without_minutes(folder)
+    by_task = tables["Controls"]
     hopper, ant = by_task["Hopper-v4"], by_task["Ant-v4"]
     assert hopper["TRPO, same hyperparameters"] == "2,510 ± 6 [3]"
     assert hopper["minus TRPO, same hyperparameters"] == "**+510**, p < 0.001"
     assert hopper["minus without the uncertainty term"] == "**-6,000**, p < 0.001"
     assert (ant["without the uncertainty term"], ant["minus without the uncertainty term"]) == ("–", "–")
     assert (hopper["median KL ratio"], ant["median KL ratio"]) == ("1.00, 1.80", "1.00, –")
+    evaluated = tables["Controls by the last evaluations"]["Hopper-v4"]
+    assert evaluated["TRPO, same hyperparameters"] == "2,511 ± 6 [3]"
+    assert evaluated["minus TRPO, same hyperparameters"] == "**+510**, p < 0.001"
 
 
 def test_versions_of_an_environment_stand_side_by_side(folder):
