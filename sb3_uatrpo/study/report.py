@@ -52,8 +52,8 @@ def report(
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
     results = Results(tabulate(study, variants), algorithms, kappa)
     if results.compared.empty:
-        of = f"out of {len(study.runs)}, and {len(study.left_out)} left out because of damaged files"
-        raise StudyError(f"{names}: no run is done with a training return, {of}")
+        of = [f"out of {len(study.runs)}", *(f"{path} is left out ({reason})" for path, reason in study.left_out)]
+        raise StudyError(f"{names}: no run is done with a training return, {'; '.join(of)}")
 
     # after errors in the input
     from sb3_uatrpo.study.plots import draw_pictures

@@ -32,6 +32,7 @@ from sb3_uatrpo.study.plan import FAILED, Run, StudyError, errors_of, refuse_une
 CALLBACK = f"{StudyCallback.__module__}.{StudyCallback.__qualname__}"
 # A run's specification, what a failed one has printed, and in a study's folder, what is not done yet
 RUN, ERROR, UNFINISHED = "run.json", "error.txt", ".unfinished"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 # Enough to keep a cluster busy; how often Ray starts a lost run again; seconds until a cluster must answer
 MAX_SUBMITTED, RETRIES, CONNECT_TIMEOUT = 500, 3, 5.0
 
@@ -127,14 +128,14 @@ def run_study(
         if there:
             print(f"{len(there)} of {len(runs)} runs are there already", file=sys.stderr)
         on_ray = _on_ray(missing, jobs or MAX_SUBMITTED, ray_address, save_models) if ray_address else None
-        results = on_ray or _here(missing, jobs, save_models, root / UNFINISHED)
+        results = on_ray or _here(missing, jobs or CORES, save_models, root / UNFINISHED)
         # no bar is drawn if the output is not a terminal
         with closing(results), tqdm(total=len(runs), initial=len(there), unit="run", disable=None) as bar:
             for run, (files, printed) in results:
                 there[run.path] = _keep(run, files, printed, root)
                 bar.write(f"{'failed' if printed else 'done'}: {run}", file=sys.stderr)
                 failed = [place for place in there.values() if (place / ERROR).exists()]
-                bar.set_postfix(running=min(jobs or os.cpu_count() or 1, len(runs) - len(there)), failed=len(failed))
+                bar.set_postfix(running=min(jobs or CORES, len(runs) - len(there)), failed=len(failed))
                 bar.update()
         shutil.rmtree(root / UNFINISHED)
     return [(run, there[run.path] / ERROR) for run in runs if (there[run.path] / ERROR).exists()]
@@ -169,11 +170,10 @@ def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
     return temporary.rename(place)
 
 
-def _here(runs: Sequence[Run], jobs: int | None, save: bool, folder: Path) -> Results:
+def _here(runs: Sequence[Run], jobs: int, save: bool, folder: Path) -> Results:
     stop = Event()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # threads only wait for their process; what is killed takes no other with it
-    with ThreadPoolExecutor(jobs or cores) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(train, run, save, folder, stop): run for run in runs}
         try:
             for future in as_completed(list(futures)):

@@ -343,7 +343,11 @@ def test_failures_and_changed_settings(tmp_path, finish, forked):
     traceback = path.read_text()
     assert "in step" in traceback
     assert "this is the last that it says" in traceback
-    assert "no run is done with a training return" in finish(["report", "--folder", str(tmp_path / "study")], code=2)
+    (tmp_path / "study" / "run.json").write_text("{")
+    said = finish(["report", "--folder", str(tmp_path / "study")], code=2)
+    assert "no run is done with a training return, out of 1; " in said
+    assert f"{tmp_path / 'study'} is left out (JSONDecodeError: " in said
+    (tmp_path / "study" / "run.json").unlink()
 
     # what failed is run again on request only
     (tmp_path / "seen" / "broken").rename(tmp_path / "seen" / "exits")
