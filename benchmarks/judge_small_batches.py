@@ -29,6 +29,8 @@ TRPO = ("damping 1", "damping 0.1", CONTRIB)
 LONG, SHORT = "paper length shrinkage 0.75", "paper length shrinkage 0"
 METHODS = (PRESET, "no uncertainty", "no averages", *TRPO, LONG, SHORT)
 SIZES = (250, 1000)
+#: What is compared with every TRPO
+LEADS = {"lead": PRESET, "lead without target_kl": LONG}
 #: What a part of the preset is judged by: with it, and without it
 PARTS = {
     "averages": (PRESET, "no averages"),
@@ -130,7 +132,8 @@ def judge(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     values, differences = [], []
     for size, at_size in table.groupby("size"):
         groups = dict(list(at_size.groupby("method")))
-        pairs = [("lead", PRESET, other) for other in TRPO] + [(part, *pair) for part, pair in PARTS.items()]
+        pairs = [(lead, ours, other) for lead, ours in LEADS.items() for other in TRPO]
+        pairs += [(part, *pair) for part, pair in PARTS.items()]
         for score in SCORES:
             samples = {method: as_array(groups[method], score) for method in METHODS if method in groups}
             drawn = {method: resampled(scores, rng) for method, scores in samples.items()}
@@ -163,6 +166,9 @@ def verdicts(differences: pd.DataFrame) -> list[str]:
 
     sentences = [f"needs less tuning at {size} steps: {yes(holds(size, 'lead', 'worst'))}" for size in SIZES]
     sentences += [f"does better with little data: {yes(holds(250, 'lead', 'best', 'mean'))}"]
+    for size in SIZES:
+        found = yes(holds(size, "lead without target_kl", "mean"))
+        sentences.append(f"needs no target_kl at {size} steps: {found}")
     for part in PARTS:
         where = [f"{size} steps, {length}" for size in SIZES for length in LENGTHS if holds(size, part, length)]
         sentences.append(f"{part}: {'; '.join(where) or 'nowhere above zero'}")

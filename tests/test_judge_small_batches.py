@@ -43,6 +43,8 @@ def test_a_clear_lead_holds_and_is_due_to_the_part_without_which_it_is_gone():
         "needs less tuning at 250 steps: holds",
         "needs less tuning at 1000 steps: holds",
         "does better with little data: holds",
+        "needs no target_kl at 250 steps: does not hold",
+        "needs no target_kl at 1000 steps: does not hold",
         "averages: " + "; ".join(f"{size} steps, {length}" for size in module.SIZES for length in module.LENGTHS),
         "uncertainty: nowhere above zero",
         "shrinkage: nowhere above zero",
@@ -53,6 +55,18 @@ def test_a_clear_lead_holds_and_is_due_to_the_part_without_which_it_is_gone():
         "preset - damping 0.1",
     }
     assert values.value[values.method == "preset"].to_numpy() == pytest.approx(0.915)
+
+
+def test_the_papers_length_leads_if_it_beats_the_mean_step_of_every_trpo():
+    of_kl = {0.005: 0.2, 0.02: 0.5, 0.05: 0.8}
+
+    def judged(of_the_paper: float) -> list[str]:
+        table = module.scores_of(study(lambda method, size, kl, seed: of_kl.get(kl, of_the_paper) + 0.01 * seed))
+        return module.verdicts(module.judge(table)[1])[3:5]
+
+    sizes = module.SIZES
+    assert judged(0.6) == [f"needs no target_kl at {size} steps: holds" for size in sizes]
+    assert judged(0.5) == [f"needs no target_kl at {size} steps: does not hold" for size in sizes]
 
 
 def test_one_rival_that_does_as_well_is_enough_against_it():
