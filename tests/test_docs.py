@@ -62,7 +62,7 @@ def test_code_in_pages_has_no_syntax_error(page):
 
 
 def test_the_studies_of_the_docs_are_there():
-    """Those of version 0.1 have this file."""
+    """Those in the earlier format have this file."""
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     folders = {ROOT / folder for folder in re.findall(r"--folder (benchmarks/results/[\w/]+)", text)}
     studies = {folder for folder in folders if folder.exists() and folder.name != "direction_quality"}
@@ -170,6 +170,6 @@ def test_constants_that_the_docs_name_are_those_of_the_code():
         f"in parts of {estimates.GRAPH_BYTES // 2**20} MiB",
         f"{estimates.COLUMN_BYTES // 2**20} MiB of temporaries at a time",
         f"blocks of {subspace.ROWS_AT_ONCE} rows, {2 * 8 * subspace.ROWS_AT_ONCE // 2**10} KiB·m",
-        f"only from {exact_below} parameters on",
+        f"With {exact_below} parameters or more, singular",
     ):
         assert phrase in page, phrase

@@ -110,7 +110,7 @@ def run_study(
     if jobs is not None and jobs < 1:
         raise StudyError(f"jobs must be at least 1, but it is {jobs}")
     if (root / "study.json").exists():
-        raise StudyError(f"{root} has records of version 0.1: report on them, and give this study another folder")
+        raise StudyError(f"{root} has records in the earlier format: report on it, and give this study another folder")
     root.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(root / ".lock").acquire(blocking=False)

@@ -1,4 +1,4 @@
-"""The four tidy tables of many runs, from studies, RL Zoo's log folders, saved tables and records of version 0.1."""
+"""The four tidy tables of many runs: of studies, RL Zoo's logs, saved tables, and records in the earlier format."""
 
 import gzip
 import hashlib
@@ -56,8 +56,8 @@ class Study:
 
 def read_study(*folders: str | os.PathLike[str]) -> Study:
     """
-    :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies or records of version
-        0.1, such as ``benchmarks/results/paper``
+    :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies or records in the
+        earlier format, such as ``benchmarks/results/paper``
     :return: their tables. A run that is there more than once counts once, a finished one rather than a failed one.
     :raises StudyError: if a folder is none of these, or a run is there twice with different episodes
     """
@@ -217,7 +217,7 @@ def _read_saved(folder: Path) -> list[Part]:
 
 
 def _read_record(path: Path) -> list[Part]:
-    """Version 0.1's file of a run, which nothing writes any more."""
+    """A run in the earlier format, which nothing writes any more."""
     record = json.loads(gzip.decompress(path.read_bytes()))
     spec = record["spec"]
     canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))

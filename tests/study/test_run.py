@@ -450,7 +450,7 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
         ("run", [*PLAN, "--jobs", "0"], "jobs must be at least 1, but it is 0"),
         ("run", ["--algo", "ppo"], "nothing to run: give --algo and --env"),
         ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo and --env"),
-        ("run", [*PLAN, "--folder", "OLD"], "has records of version 0.1: report on them, and give this study another"),
+        ("run", [*PLAN, "--folder", "OLD"], "has records in the earlier format: report on it, and give"),
         ("mergers", [], "invalid choice: 'mergers'"),
         ("report", ["--folder", "EMPTY"], "neither a study nor a folder that RL Zoo wrote"),
         ("report", ["--folder", "MISSING"], "MISSING: no such folder"),

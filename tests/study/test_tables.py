@@ -1,4 +1,4 @@
-"""What is read from studies, from RL Zoo's folders and from records of version 0.1, damaged ones included."""
+"""What is read from studies, from RL Zoo's folders and from records in the earlier format, damaged ones included."""
 
 import functools
 import gzip
@@ -251,7 +251,7 @@ def test_settings_of_rl_zoos_are_text_and_nothing_is_imported(tmp_path):
     assert not Path("made").exists()
 
 
-# ---------------------------------------------------------------------------------------------- records of version 0.1
+# --------------------------------------------------------------------------------------- records in the earlier format
 
 
 def changed(record: dict, place: list, value) -> dict:
