@@ -12,9 +12,8 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import RolloutBufferSamples, TensorDict
 
-_GET, _GET_SAMPLES = (
-    {getattr(kind, name) for kind in (RolloutBuffer, DictRolloutBuffer)} for name in ("get", "_get_samples")
-)
+_REPLACEABLE = ("get", "_get_samples", "to_torch")
+_THEIRS = {getattr(kind, name) for kind in (RolloutBuffer, DictRolloutBuffer) for name in _REPLACEABLE}
 
 
 class NonFiniteRolloutError(FloatingPointError, ValueError):
@@ -122,8 +121,9 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
 
 def _samples(buffer: RolloutBuffer) -> Any:
     """All steps of the buffer: in the order of its own ``get`` if it has one, otherwise environment by environment."""
-    kind, n_steps = type(buffer), buffer.buffer_size * buffer.n_envs
-    if "get" in vars(buffer) or kind.get not in _GET:
+    n_steps = buffer.buffer_size * buffer.n_envs
+    own = {of for of in _REPLACEABLE if of in vars(buffer) or getattr(type(buffer), of) not in _THEIRS}
+    if "get" in own:
         # an integer: the buffers of others may need one, where Stable-Baselines3's takes None
         pieces = list(buffer.get(n_steps))
         names = ("observations", "actions", "old_log_prob", "advantages")
@@ -134,7 +134,7 @@ def _samples(buffer: RolloutBuffer) -> Any:
         for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
             setattr(buffer, name, map_observations(buffer.swap_and_flatten, getattr(buffer, name)))
         buffer.generator_ready = True
-    if "_get_samples" in vars(buffer) or kind._get_samples not in _GET_SAMPLES:
+    if own:
         return buffer._get_samples(np.arange(n_steps))
 
     def shared(array: np.ndarray) -> th.Tensor:

@@ -83,10 +83,11 @@ class GaussianHead(Head):
     Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). Given the state, gSDE's distribution has this form too.
 
     :param bijector: the squashing function of the actions, if any; the Gaussian is over its input
+    :param at_actions: whether the squashing is corrected at the actions, or at the inverse that gSDE clamps
     """
 
-    def __init__(self, bijector: Any = None) -> None:
-        self.bijector = bijector
+    def __init__(self, bijector: Any = None, at_actions: bool = False) -> None:
+        self.bijector, self.at_actions = bijector, at_actions
 
     def vector(self, distribution: Any) -> th.Tensor:
         gaussian = distribution.distribution
@@ -94,12 +95,12 @@ class GaussianHead(Head):
 
     def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
         mean, log_std = head.chunk(2, dim=-1)
-        # of the density's terms, those that the actions alone determine
-        fixed = 0.5 * math.log(2.0 * math.pi)
+        x = actions if self.bijector is None else self.bijector.inverse(actions)
+        terms = -0.5 * ((x - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2.0 * math.pi)
         if self.bijector is not None:
-            actions = self.bijector.inverse(actions)
-            fixed = fixed + self.bijector.log_prob_correction(actions)
-        return (-0.5 * ((actions - mean) / log_std.exp()).square() - log_std - fixed).sum(dim=-1)
+            squashed = actions if self.at_actions else x.tanh()
+            terms = terms - th.log(1.0 - squashed.square() + self.bijector.epsilon)
+        return terms.sum(dim=-1)
 
     def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
         log_std = head.chunk(2, dim=-1)[1]
@@ -187,7 +188,7 @@ def _kl_terms(log_p: th.Tensor, log_q: th.Tensor) -> th.Tensor:
 # log-probability.
 _SUPPORTED: dict[type[Distribution], tuple[Callable[[Any], Head], type[th.distributions.Distribution]]] = {
     DiagGaussianDistribution: (lambda _: GaussianHead(), Normal),
-    SquashedDiagGaussianDistribution: (lambda found: GaussianHead(TanhBijector(found.epsilon)), Normal),
+    SquashedDiagGaussianDistribution: (lambda found: GaussianHead(TanhBijector(found.epsilon), True), Normal),
     StateDependentNoiseDistribution: (lambda found: GaussianHead(found.bijector), Normal),
     CategoricalDistribution: (lambda found: CategoricalHead([found.action_dim]), Categorical),
     MultiCategoricalDistribution: (lambda found: CategoricalHead(found.action_dims), Categorical),

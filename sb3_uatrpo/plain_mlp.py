@@ -32,7 +32,7 @@ class PlainMLP:
     :param action_shape: shape of one action
     :param places: where the modules keep all these parameters
     :param addresses: of their memory
-    :param halves: -½ for each action dimension
+    :param halves: -½ for each output of the actor
     """
 
     actor: ArrayMLP
@@ -67,7 +67,7 @@ class PlainMLP:
         params: list[tuple[Any, ...]] = [tuple(table.get(name) for table, name in part) for part in places]
         of_actor, of_critic = params
         if (
-            not all(isinstance(param, nn.Parameter) and param.numel() > 0 for param in of_actor + of_critic)
+            not all(type(param) is nn.Parameter and param.numel() > 0 for param in of_actor + of_critic)
             or len({*of_actor, *of_critic}) < len(of_actor + of_critic)
             or (is_gaussian and of_actor[-1].shape != of_actor[-2].shape)
         ):

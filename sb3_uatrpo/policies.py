@@ -49,13 +49,13 @@ class MlpPolicy(ActorCriticPolicy):
             self._awaits_question, self._mlp = False, None
 
     def forward(self, obs: th.Tensor, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        if deterministic or th.is_grad_enabled():
+            return super().forward(obs, deterministic)
         mlp = self._mlp
         if self._awaits_question or (mlp is not None and not mlp.is_current()):
             self._awaits_question = False
             mlp = self._mlp = plain_mlp(self)
-        if mlp is None or deterministic or th.is_grad_enabled():
-            return super().forward(obs, deterministic)
-        return mlp.act(obs.numpy()) or super().forward(obs, deterministic)
+        return (None if mlp is None else mlp.act(obs.numpy())) or super().forward(obs)
 
     def __getstate__(self) -> dict[str, Any]:
         # the parameters of a copy have other memory
@@ -85,7 +85,7 @@ def plain_mlp(policy: Any) -> PlainMLP | None:
         and isinstance(policy.observation_space, spaces.Box)
         and not (policy.normalize_images and is_image_space(policy.observation_space))
         and {type(module) for module in modules} <= _PARTS
-        and {type(extractor) for extractor in extractors} == {FlattenExtractor}
+        and {(type(of), type(getattr(of, "flatten", None))) for of in extractors} == {(FlattenExtractor, nn.Flatten)}
         and type(policy.mlp_extractor) is MlpExtractor
         and all(param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() for param in params)
         and not th.is_autocast_enabled("cpu")

@@ -133,6 +133,11 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     def _has_one_action(self) -> bool:
         return isinstance(self.action_space, spaces.Discrete) and self.action_space.n == 1
 
+    def _excluded_save_params(self) -> list[str]:
+        # an exception may hold anything
+        return [*super()._excluded_save_params(), "_first_error"]
+
+    # by default, it would look for a policy of another name
     def _maybe_recommend_cpu(self, mlp_class_name: str = "MlpPolicy") -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
@@ -262,7 +267,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
-        self._warn_if_stuck(found["step_fraction"])
+        if actor.params and not self._has_one_action:
+            self._warn_if_stuck(found["step_fraction"])
 
     def _find_params(self, actor: Actor, batch: Batch) -> None:
         try:
@@ -397,7 +403,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
 
     def _warn_if_stuck(self, step_fraction: float) -> None:
         """Warn once of many updates in a row that were refused or cut back to the last trial."""
-        last_trial = self.line_search_shrinking_factor ** (self.line_search_max_iter - 1)
+        # up to rounding
+        last_trial = 1.000001 * self.line_search_shrinking_factor ** (self.line_search_max_iter - 1)
         is_stuck = step_fraction < 1.0 and step_fraction <= last_trial
         self._n_stuck = self._n_stuck + 1 if is_stuck else 0
         if self._n_stuck == STUCK:

@@ -21,7 +21,6 @@ from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
-from sb3_uatrpo.presets import RECOMMENDED
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 
 SampleUnit = Literal["trajectory", "step"]
@@ -181,8 +180,7 @@ class UATRPO(TrustRegionAlgorithm):
         # load() sets no model up here
         if not _init_setup_model:
             return
-        recommended = RECOMMENDED["policy_kwargs"]["log_std_init"]
-        if self.policy_kwargs.get("log_std_init") == recommended and not isinstance(self.action_space, spaces.Box):
+        if "log_std_init" in self.policy_kwargs and not isinstance(self.action_space, spaces.Box):
             warnings.warn(
                 f"policy_kwargs: log_std_init has no effect with the action space {self.action_space}. RECOMMENDED is "
                 "for continuous actions; RECOMMENDED_DISCRETE is for discrete ones.",

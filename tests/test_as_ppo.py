@@ -210,16 +210,21 @@ def test_a_policy_that_acts_by_another_distribution_is_refused_before_anything_c
 class Noisy(BaseFeaturesExtractor):
     """Augmentation that stays on in evaluation mode."""
 
-    def __init__(self, observation_space):
+    def __init__(self, observation_space, generator=None):
         super().__init__(observation_space, 3)
+        self.generator = generator
 
     def forward(self, observations):
-        return observations + 0.5 * th.randn_like(observations)
+        return observations + 0.5 * th.randn(observations.shape, generator=self.generator, dtype=observations.dtype)
 
 
+@pytest.mark.parametrize("own_generator", [False, True])
 @BOTH
-def test_noise_of_its_own_gives_one_warning_and_another_after_ten_updates_that_hardly_moved(cls):
-    model = small(cls, "MlpPolicy", policy_kwargs={"net_arch": [4], "features_extractor_class": Noisy})
+def test_noise_of_its_own_gives_one_warning_and_another_after_ten_updates_that_hardly_moved(cls, own_generator):
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": Noisy}
+    if own_generator:
+        policy_kwargs["features_extractor_kwargs"] = {"generator": th.Generator().manual_seed(0)}
+    model = small(cls, "MlpPolicy", policy_kwargs=policy_kwargs)
     with th.no_grad():
         model.policy.log_std.fill_(-3.0)
     with warnings.catch_warnings(record=True) as caught:

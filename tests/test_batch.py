@@ -107,6 +107,19 @@ def test_a_buffer_of_ones_own_says_what_the_batch_is():
     assert th.equal(batch.observations, th.cat([samples.observations for samples in pieces]))
 
 
+class Negative(RolloutBuffer):
+    def to_torch(self, array):
+        """Stable-Baselines3 gives no other argument."""
+        return -th.tensor(array, device=self.device)
+
+
+def test_a_buffer_may_make_tensors_in_its_own_way():
+    usual, own = (rollout_batch(collected(rollout_buffer_class=of).rollout_buffer, False) for of in (None, Negative))
+    assert usual.advantages.any()
+    for name in ("observations", "actions", "advantages", "log_probs"):
+        assert th.equal(getattr(own, name), -getattr(usual, name))
+
+
 @pytest.mark.parametrize("n_envs", [1, 2])
 @pytest.mark.parametrize("where", ["get of the class", "_get_samples of the class", "_get_samples of the object"])
 def test_methods_of_the_buffer_may_be_replaced(where, n_envs, monkeypatch):

@@ -100,6 +100,13 @@ def test_log_prob_is_the_distributions_own(kind):
         assert head.log_prob(h, actions).numpy() == pytest.approx(expected.numpy(), abs=1e-9)
 
 
+@pytest.mark.parametrize("kind", [squashed_gaussian, squashed_state_dependent])
+def test_log_prob_is_the_distributions_own_where_float32_rounds_actions_to_one(kind):
+    h, actions = vectors(4, 0).float(), actions_for(kind).float()
+    actions[0], actions[1, 0] = 1.0, -1.0
+    assert head_of(kind(h)).log_prob(h, actions).numpy() == pytest.approx(kind(h).log_prob(actions).numpy(), rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_score_is_the_gradient_of_log_prob(kind):
     h = vectors(KINDS[kind], 3).requires_grad_()

@@ -88,6 +88,10 @@ def test_others_are_not(name):
     assert plain_mlp(policy_of(**REFUSED[name])) is None
 
 
+class Quantised(nn.Parameter):
+    """Computes with something else than its numbers."""
+
+
 def shared_layer(policy):
     net = policy.mlp_extractor.policy_net
     net.append(net[0] if net[0].in_features == net[0].out_features else policy.action_net)
@@ -115,6 +119,8 @@ def weight_that_is_no_parameter(policy):
         lambda policy: policy.to("meta"),
         lambda policy: policy.register_parameter("scale", nn.Parameter(th.ones(1, dtype=th.bfloat16))),
         lambda policy: policy.mlp_extractor.policy_net.insert(1, nn.Tanh()),
+        lambda policy: setattr(policy.features_extractor, "flatten", nn.Sequential(nn.Flatten(), nn.Linear(3, 3))),
+        lambda policy: setattr(policy.action_net, "weight", Quantised(policy.action_net.weight.detach())),
         lambda policy: setattr(policy.action_net, "bias", None),
         lambda policy: setattr(policy, "log_std", nn.Parameter(th.zeros(1))),
         lambda policy: setattr(policy.value_net, "forward", policy.value_net.forward),

@@ -48,6 +48,11 @@ def test_the_preset_for_continuous_actions_warns_where_actions_are_discrete(tmp_
         UATRPO.load(tmp_path / "model", env=env)
 
 
+def test_an_initial_log_std_without_effect_is_said_whatever_it_is():
+    with pytest.warns(UserWarning, match="log_std_init has no effect with the action space Discrete"):
+        UATRPO("MlpPolicy", "CartPole-v1", device="cpu", **RECOMMENDED(policy_kwargs={"log_std_init": -2}))
+
+
 def test_the_presets_are_silent_where_they_belong():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

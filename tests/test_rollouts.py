@@ -141,6 +141,34 @@ def test_a_callback_may_read_at_every_step(case):
         np.testing.assert_allclose(ours, others, rtol=1e-4, atol=1e-4)
 
 
+class Exports(BaseCallback):
+    def _on_step(self) -> bool:
+        deterministic = Deterministic(self.model.policy)
+        exported = th.export.export(deterministic, (th.ones(1, 3),)).module()
+        with th.no_grad():
+            assert th.equal(exported(th.ones(1, 3))[0], deterministic(th.ones(1, 3))[0])
+        return False
+
+
+class Deterministic(nn.Module):
+    """As Stable-Baselines3's documentation exports policies."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observations):
+        return self.policy(observations, deterministic=True)
+
+
+def test_a_callback_may_export_the_policy(monkeypatch):
+    """Exporting replaces tensors by some without memory."""
+    monkeypatch.setattr(th.distributions.Distribution, "_validate_args", False)
+    model = make_model(UATRPO, "box", double=False, n_projections=4, policy="MlpPolicy")
+    model.learn(10, callback=Exports())
+    assert model.num_timesteps == 1
+
+
 @pytest.mark.parametrize("stop_at", [1, 7])
 @pytest.mark.parametrize("case", ["box", "dict"])
 def test_stopped_early(case, stop_at):

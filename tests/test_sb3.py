@@ -246,6 +246,14 @@ def test_action_spaces(cls, action_space, n_envs):
     assert action.shape == (n_envs, *action_space.shape)
 
 
+@pytest.mark.filterwarnings("error")
+@BOTH
+def test_one_action_is_said_once(cls):
+    with pytest.warns(UserWarning, match="one action"):
+        model = small(cls, "MlpPolicy", NoiseEnv(spaces.Discrete(1)))
+    model.learn(12 * model.n_steps)
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("policy", "observation_space", "policy_kwargs"),

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
 from sb3_uatrpo.core.estimates import SampleEstimates
+from sb3_uatrpo.core.line_search import Evaluation, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.heads import GaussianHead
 from tests.helpers import (
@@ -430,6 +432,21 @@ def test_a_cut_back_step_is_a_power_of_the_shrinking_factor(cls):
     assert i == pytest.approx(round(i), abs=1e-6)
     assert i >= 1
     assert log["kl_divergence_loss"] <= 0.1 * log["kl_estimated"] < log["kl_proposed"]
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.9, 0.65, 0.6])
+def test_the_shortest_step_is_known_in_spite_of_rounding(factor, monkeypatch):
+    """A product of equal factors is not exactly their power."""
+    model = small(MatchedTRPO, line_search_shrinking_factor=factor, line_search_max_iter=10)
+    monkeypatch.setattr("sb3_uatrpo.trust_region_algorithm.STUCK", 1)
+    tried: list[float] = []
+    backtracking_line_search(lambda fraction: tried.append(fraction) or Evaluation(0.0, 1.0), 0.0, 0.5, factor, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fraction in tried[:-1]:
+            model._warn_if_stuck(fraction)
+    with pytest.warns(UserWarning, match="by the line search's shortest step"):
+        model._warn_if_stuck(tried[-1])
 
 
 @BOTH

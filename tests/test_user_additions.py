@@ -869,6 +869,26 @@ def test_a_network_may_refuse_observations_that_the_task_never_shows(cls, capsys
     assert not np.array_equal(actor_vector(model), before)
 
 
+class HoldsALock(Exception):
+    def __init__(self):
+        super().__init__("not one-hot")
+        self.lock = threading.Lock()
+
+
+def test_what_a_network_raised_is_not_saved(tmp_path):
+    class Raises(TakesOneHot):
+        def forward(self, observations):
+            try:
+                return super().forward(observations)
+            except ValueError as error:
+                raise HoldsALock from error
+
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": Raises}
+    model = MatchedTRPO("MlpPolicy", OneHotEnv(), n_steps=48, batch_size=16, policy_kwargs=policy_kwargs)
+    assert isinstance(model._first_error, HoldsALock)
+    model.save(tmp_path / "model", exclude=["policy_kwargs"])
+
+
 class Precise(BaseFeaturesExtractor):
     """Computes in float64, in a policy of float32."""
 
