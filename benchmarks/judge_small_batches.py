@@ -4,8 +4,8 @@ Does UATRPO need less tuning than TRPO, or do better, with small batches? Applie
     python benchmarks/judge_small_batches.py --report benchmarks/results/small_batches
 
 It prints what each method reaches with the worst, the best and the mean step length, the differences that the rule is
-about, and the verdicts. ``--report`` writes the same into report.md, and draws the returns by the KL divergence that
-was asked for and by the one that was realised.
+about, and the verdicts. ``--report`` writes the same into report.md, and draws the scores by the KL divergence that was
+asked for (flat lines: the paper's step length, which asks for none) and by the one that was realised.
 """
 
 import argparse
@@ -226,16 +226,20 @@ def draw(table: pd.DataFrame, x: str, y: str, path: Path) -> None:
     mean = (
         table.groupby(["size", "env", "method", "KL"], dropna=False)[[x, y] if x != "KL" else [y]].mean().reset_index()
     )
-    shown = mean.dropna(subset=[x])
+    if x == "KL":
+        flat = mean[mean.KL.isna()]
+        mean = pd.concat([mean.dropna(subset="KL"), *(flat.assign(KL=kl) for kl in mean.KL.dropna().unique())])
     grid = sns.relplot(
-        shown, x=x, y=y, hue="method", style="method", row="size", col="env", kind="line", sort=False, markers=True,
+        mean, x=x, y=y, hue="method", style="method", row="size", col="env", kind="line", sort=False, markers=True,
         dashes=False, hue_order=METHODS, style_order=METHODS, height=2.8, aspect=1.3, errorbar=None,
     )  # fmt: skip
     grid.set(xscale="log", ylim=(0, None))
     for axes in grid.axes.flat:
         axes.set_xticks([0.005, 0.02, 0.05], ["0.005", "0.02", "0.05"])
         axes.minorticks_off()
-    grid.set_axis_labels("KL divergence asked for (nats)" if x == "KL" else "mean KL divergence realised (nats)", y)
+    grid.set_axis_labels(
+        "KL divergence asked for (nats)" if x == "KL" else "mean KL divergence realised (nats)", f"{y} score"
+    )
     grid.set_titles("{col_name}, {row_name} steps per update")
     grid.savefig(path, dpi=110)
 
