@@ -145,8 +145,7 @@ class Actor:
         if not _is_different(batch.log_probs - log_probs):
             return True
         steps = batch[self._parts(len(batch))[0]]
-        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
-        with th.random.fork_rng(devices), th.no_grad():
+        with th.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []), th.no_grad():
             actions, _, forward_log_probs = self.policy(steps.observations)
             acted = replace(steps, actions=actions.reshape(steps.actions.shape).to(steps.actions.dtype))
             evaluated, again = self._evaluate(acted)[1], self._evaluate(acted)[1]

@@ -29,6 +29,7 @@ _INSTEAD = {
     **dict.fromkeys(("clip_range_vf", "vf_coef"), "the value function has a loss of its own, which is not clipped"),
     **dict.fromkeys(("cg_max_steps", "cg_damping"), "random projections and shrinkage replace conjugate gradients"),
     **dict.fromkeys(("use_rms_prop", "rms_prop_eps"), "policy_kwargs has optimizer_class and optimizer_kwargs"),
+    **dict.fromkeys(("shrinkage", "step_length_samples"), "only UATRPO has it: docs/using.md has MatchedTRPO's preset"),
     "ent_coef": "there is no entropy bonus",
     "n_epochs": "n_critic_updates is the number of epochs of the value function, and the actor takes one step",
 }
@@ -125,7 +126,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 #: The rules of the arguments that all of this package's algorithms take
 RULES: dict[str, Rule] = {
-    "learning_rate": lambda name, value: value if callable(value) else check_rate(name, value),
+    "learning_rate": lambda name, x: x if callable(x) and not isinstance(x, dict) else check_rate(name, x),
     "n_steps": partial(check_integer, low=1),
     "batch_size": partial(check_integer, low=1),
     "gamma": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),

@@ -98,8 +98,7 @@ class GaussianHead(Head):
         x = actions if self.bijector is None else self.bijector.inverse(actions)
         terms = -0.5 * ((x - mean) / log_std.exp()).square() - log_std - 0.5 * math.log(2.0 * math.pi)
         if self.bijector is not None:
-            squashed = actions if self.at_actions else x.tanh()
-            terms = terms - th.log(1.0 - squashed.square() + self.bijector.epsilon)
+            terms = terms - th.log(1.0 - (actions if self.at_actions else x.tanh()).square() + self.bijector.epsilon)
         return terms.sum(dim=-1)
 
     def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:

@@ -13,7 +13,7 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
 from tests.helpers import NoiseEnv
 
 VAR_KEYWORD, VAR_POSITIONAL = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
@@ -203,6 +203,7 @@ def test_an_unsupported_action_space_is_refused_as_sb3_does(cls):
         *((cls, "ent_coef", "there is no entropy bonus") for cls in OWN),
         *((cls, "n_epochs", "n_critic_updates") for cls in OWN),
         *((UATRPO, name, "shrinkage") for name in ("cg_max_steps", "cg_damping")),
+        *((MatchedTRPO, name, "only UATRPO has it") for name in ("shrinkage", "step_length_samples")),
     ],
 )
 def test_an_unknown_argument_is_refused_with_a_hint_if_other_algorithms_have_it(cls, name, hint):
@@ -218,6 +219,12 @@ def test_every_argument_of_ppo_and_a2c_is_taken_or_explained():
             for name in inspect.signature(other).parameters.keys() - ours.keys():
                 with pytest.raises(TypeError, match=f"'{name}': "):
                     cls("MlpPolicy", "CartPole-v1", **{name: None})
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_a_preset_without_asterisks_is_no_learning_rate(cls):
+    with pytest.raises(ValueError, match=r"learning_rate must be a finite number of at least 0, but it is \{'n_steps'"):
+        cls("MlpPolicy", "Pendulum-v1", RECOMMENDED)
 
 
 def test_a_subclass_may_have_arguments_of_other_algorithms():

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sb3_uatrpo.study.plan import NOISE, PLAIN, StudyError, plan, read_study_file, split_assignment
+from sb3_uatrpo.study.plan import NOISE, PLAIN, REPORT, StudyError, plan, read_study_file, split_assignment
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,8 +67,8 @@ def run(options: argparse.Namespace) -> int:
     study["vary"] = study.get("vary", {}) | varied
     given = {name: value for name, value in vars(options).items() if value not in (None, [])}
     study |= {name: given[name] for name in given.keys() & inspect.signature(plan).parameters}
-    if not (study["algos"] or study.get("variants")) or not study.get("env_ids"):
-        raise StudyError("nothing to run: give --algo and --env, or a --study file that contains them")
+    if not (study["algos"] or study.get("variants")) or not study.get("env_ids") or not study["seeds"]:
+        raise StudyError("nothing to run: give --algo and --env, or a --study file that contains them, and seeds")
     runs = plan(**study)
     try:
         failed = run_study(runs, options.folder, options.jobs, options.ray, options.save_models, options.retry_failed)
@@ -89,11 +89,10 @@ def main() -> None:
             sys.exit(run(options))
         from sb3_uatrpo.study.report import report
 
-        output = options.output or Path(options.folder[0], "report")
+        output = options.output or Path(options.folder[0], REPORT)
         print(report(options.folder, output, options.algo, options.kappa, options.variant))
-    # OSError: a file or folder cannot be written
     except (StudyError, OSError, ModuleNotFoundError) as error:
-        remedy = '; run pip install ".[study]" in a clone of sb3_uatrpo' * isinstance(error, ModuleNotFoundError)
+        remedy = '; run pip install ".[study,ray]" in a clone of sb3_uatrpo' * isinstance(error, ModuleNotFoundError)
         print(f"Error: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
 

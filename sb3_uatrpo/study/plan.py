@@ -21,13 +21,14 @@ from typing import Any
 import sb3_uatrpo
 
 NOISE = "adversarial_noise"
-# What users call runs without a variant; failed runs have a folder of their own
-PLAIN, FAILED = "plain", "failed"
+# What users call runs without a variant; failed runs have a folder of their own, and so has the report
+PLAIN, FAILED, REPORT = "plain", "failed", "report"
 # What RL Zoo's files may set besides arguments of the constructor
 ZOO_HYPERPARAMETERS = {
     "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "noise_std", "noise_type",
     "normalize", "vec_env_wrapper",
 }  # fmt: skip
+SET_BY_ZOO = {"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 PACKAGES = ("gymnasium", "mujoco", "numpy", "rl_zoo3", "sb3_contrib", "stable_baselines3", "torch")
 # What a study file may contain, and its types: YAML reads 1e6 as text
 STUDY_FILE: dict[str, Any] = {
@@ -116,11 +117,12 @@ def plan(
     from sb3_uatrpo.zoo import register
 
     register()
+    n_eval_episodes = _whole(n_eval_episodes, "n_eval_episodes (--eval-episodes)")
     named: list[tuple[str, str, dict[str, Any]]] = [(algo, "", {}) for algo in algos]
     for name, by_algo in (variants or {}).items():
         with errors_of(f"variant {name!r} (name: {{algorithm: {{hyperparameter: value}}}})"):
-            if not re.fullmatch(r"(?=.*\S)[^=,.][^=,]*", name) or name in (PLAIN, FAILED):
-                raise StudyError(f"the name of a variant must not be {PLAIN}, {FAILED} or have '=' or ',' or '.' first")
+            if not re.fullmatch(r"(?=.*\S)[^=,.][^=,]*", name) or name in (PLAIN, FAILED, REPORT):
+                raise StudyError(f"it must not be {PLAIN}, {FAILED} or {REPORT}, or have '=' or ',' or '.' first")
             named += [(algo, name, dict(changes)) for algo, changes in by_algo.items()]
     every_algo = {algo for algo, _, _ in named}
     if unknown := sorted(every_algo - ALGOS.keys()):
@@ -143,7 +145,7 @@ def plan(
         if twice := overrides.keys() & values.keys():
             raise StudyError(f"{twice.pop()} is both overridden and varied: the names of the variants would be wrong")
         configured = settings.pop("n_timesteps", None)
-        steps = _whole(configured if n_timesteps is None else n_timesteps, f"{algo} on {env_id}")
+        steps = _whole(configured if n_timesteps is None else n_timesteps, f"n_timesteps of {algo} on {env_id}")
         kinds.append((algo, env_id, ",".join(filter(None, [name, condition])), steps, settings))
     remedy = "give all runs one number (--n-timesteps), or each algorithm a study of its own"
     refuse_unequal_lengths([(env_id, algo, steps) for algo, env_id, _, steps, _ in kinds], remedy)
@@ -171,15 +173,14 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     with errors_of(path):
         study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(study, dict) or study.keys() - STUDY_FILE.keys():
-            raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, but it holds {study!r:.100}")
+        if unknown := study.keys() - STUDY_FILE.keys() if isinstance(study, dict) else {f"{study!r:.100}"}:
+            raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, not {', '.join(map(str, unknown))}")
         for name, value in study.items():
             if not isinstance(value, STUDY_FILE[name]):
                 kind = getattr(STUDY_FILE[name], "__name__", STUDY_FILE[name])
                 raise ValueError(f"{name} must be a {kind}, but it is {value!r:.100}")
         seeds, noise = study.pop("seeds", 0), list(map(float, study.pop("noise", ())))
-        names = {"algorithms": "algos", "environments": "env_ids"}
-        study = {names.get(name, name): value for name, value in study.items()}
+        study = {{"algorithms": "algos", "environments": "env_ids"}.get(k, k): value for k, value in study.items()}
         study["seeds"] = parse_seeds(seeds if isinstance(seeds, list) else [seeds])
         return study | ({"vary": {NOISE: noise}} if noise else {})
 
@@ -190,7 +191,6 @@ def parse_seeds(texts: Iterable[int | str]) -> list[int]:
     for text in texts:
         match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", str(text))
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        # a longer range is a mistake in writing
         if not first <= last < min(2**32, first + 100_000):
             accepted = "an integer from 0 to 2**32-1, or a range such as 0-49 of up to 100,000 seeds"
             raise StudyError(f"a seed must be {accepted}, but it is {text}")
@@ -229,7 +229,7 @@ def _hyperparameters(
             found = {**manager.read_hyperparameters()[1], **varied}
         # without noise it is the algorithm itself, even if a file sets some
         settings = {key: value for key, value in found.items() if key != NOISE or varied.get(NOISE) != 0}
-        known = {*inspect.signature(ALGOS[algo]).parameters, *ZOO_HYPERPARAMETERS} - {"self", "env", "seed"}
+        known = {*inspect.signature(ALGOS[algo]).parameters, *ZOO_HYPERPARAMETERS} - SET_BY_ZOO
         if unknown := sorted((settings.keys() - {"n_timesteps"} | varied.keys()) - known):
             raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
         # as a file returns them
@@ -262,9 +262,9 @@ def _conditions(vary: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     return conditions
 
 
-def _whole(steps: Any, of: str) -> int:
-    """The number of steps as an integer: 1e6 is given as a float or a string."""
+def _whole(value: Any, name: str) -> int:
+    """A number as an integer: 1e6 is given as a float or a string."""
     with suppress(TypeError, ValueError):
-        if (number := float(steps)) >= 1 and number.is_integer():
+        if (number := float(value)) >= 1 and number.is_integer():
             return int(number)
-    raise StudyError(f"n_timesteps of {of} (--n-timesteps) must be an integer of at least 1, but it is {steps!r}")
+    raise StudyError(f"{name} must be an integer of at least 1, but it is {value!r}")

@@ -143,18 +143,21 @@ def run_study(
 
 def _places(runs: Sequence[Run], root: Path, without_failed: bool) -> dict[Path, Path]:
     """Where the runs are that are there, done or failed."""
-    planned, failed = {run.path: asdict(run) for run in runs}, root.glob(f"{FAILED}/*/*/*/{RUN}")
+    planned, failed = {run.path: asdict(run) | run.hyperparameters for run in runs}, root.glob(f"{FAILED}/*/*/*/{RUN}")
     found, lengths = {}, [(run.env, run.algo, run.n_timesteps) for run in runs]
     for path in sorted((*root.glob(f"*/*/*/{RUN}"), *(() if without_failed else failed))):
         place, name = path.parent, Path(*path.parts[-4:-1])
         with errors_of(f"{path} (delete {place} to repeat the run)"):
             of = dict(json.loads(path.read_text()))
+            of |= of["hyperparameters"]
         lengths.append((of["env"], of["algo"], of["n_timesteps"]))
-        if name in planned:
+        if mine := planned.get(name):
             found[name] = place
-            if other := " and ".join(key for key, value in planned[name].items() if value != of.get(key)):
-                remedy = "give it a name (variants, --vary) or another folder, or if it failed, --retry-failed"
-                raise StudyError(f"{place} has other {other} than is asked for: {remedy}")
+            unset, keys = "unset", (of | mine).keys() - {"hyperparameters"}
+            if differ := sorted(k for k in keys if of.get(k, unset) != mine.get(k, unset)):
+                there, asked = (", ".join(f"{k}={each.get(k, unset)!r}" for k in differ) for each in (of, mine))
+                remedy = "use another folder, name hyperparameters (variants, --vary), or if it failed, --retry-failed"
+                raise StudyError(f"{place} has {there}, but {asked} is asked for: {remedy}")
     refuse_unequal_lengths(lengths, f"use another folder than {root}, or delete its runs of the other length")
     return found
 
@@ -189,9 +192,8 @@ def _here(runs: Sequence[Run], jobs: int, save: bool, folder: Path) -> Results:
 
 
 def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results:
-    # Ray is missing, or something is wrong with the address, or at it
+    ray: Any = import_module("ray")
     with errors_of(f"no Ray cluster answers at {address} (host:port, or auto)"):
-        ray: Any = import_module("ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address != "auto":
             host, _, port = address.rpartition(":")

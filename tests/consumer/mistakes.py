@@ -1,6 +1,7 @@
 """A user's mistakes. `mypy --strict` finds each one; the comment is its error code. The file is never run."""
 
-from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO, study
+from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
+from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.plan import plan
 
 UATRPO("MlpPolicy", "CartPole-v1", sample_unit="episode")  # arg-type
@@ -21,4 +22,4 @@ trained: MatchedTRPO = UATRPO("MlpPolicy", "CartPole-v1").learn(1)  # assignment
 UATRPO("MlpPolicy", "CartPole-v1").learn("1000")  # arg-type
 print(UATRPO("MlpPolicy", "CartPole-v1").sketsh)  # attr-defined
 plan(["uatrpo"], ["CartPole-v1"], seeds=0)  # arg-type
-study.statistics.conditional_value_at_risk([1.0])  # attr-defined
+statistics.conditional_value_at_risk([1.0])  # attr-defined

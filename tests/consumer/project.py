@@ -17,6 +17,7 @@ from sb3_uatrpo import (
     __version__,
     study,
 )
+from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.run import run_study
 from sb3_uatrpo.zoo import register
@@ -73,9 +74,7 @@ def make_studies(folder: Path) -> None:
     runs = assert_type(plan(["uatrpo"], ["Pendulum-v1"], seeds=[0], n_timesteps=400, eval_freq=0), list[study.Run])
     failed = assert_type(run_study(runs, folder), list[tuple[study.Run, Path]])
     tables = assert_type(study.read_study(folder), study.Study)
-    estimate = assert_type(
-        study.statistics.bootstrap_cvar(list(tables.episodes["return"]), kappa=0.5), study.statistics.Estimate
-    )
+    estimate = assert_type(statistics.bootstrap_cvar(list(tables.episodes["return"]), kappa=0.5), statistics.Estimate)
     print(len(failed), len(tables.runs), estimate.value)
 
 

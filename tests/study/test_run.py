@@ -360,8 +360,8 @@ def test_failures_and_changed_settings(tmp_path, finish, forked):
 
     # other settings need another name
     said = finish([*words, "--params", "target_kl:0.005"], code=2)
-    assert "plain/uatrpo/Waiting-v0_1 has other hyperparameters than is asked for: give it a name" in said
-    assert "has other n_timesteps than is asked for" in finish([*words, "--n-timesteps", "300"], code=2)
+    assert "plain/uatrpo/Waiting-v0_1 has target_kl=0.02, but target_kl=0.005 is asked for: use another" in said
+    assert "has n_timesteps=200, but n_timesteps=300 is asked" in finish([*words, "--n-timesteps", "300"], code=2)
     other = command(tmp_path, "--n-timesteps", "300", seeds="1")
     assert "reports do not compare runs of different length" in finish(other, code=2)
     file = tmp_path / "study" / "plain" / "uatrpo" / "Waiting-v0_1" / "run.json"
