@@ -131,7 +131,10 @@ def main(args: list[str] | None = None) -> Path:
     if options.n_timesteps < 1:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
     folder: Path = options.folder or Path("runs") / f"{options.algo}_{options.env}_{options.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--folder: {error}")
     # otherwise the picture would show the evaluations of an earlier run, and the episodes of its second environment
     for earlier in (folder / "evaluations.npz", *folder.glob("*.monitor.csv")):
         earlier.unlink(missing_ok=True)

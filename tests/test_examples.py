@@ -449,6 +449,7 @@ def test_measure_large_network(tmp_path):
     [
         ("train_mujoco.py", ["--env", "Hoper-v4"], "--env: Environment `Hoper` doesn't exist"),
         ("train_mujoco.py", ["--n-timesteps", "0"], "--n-timesteps must be at least 1"),
+        ("train_mujoco.py", ["--folder", __file__], "--folder: [Errno 17] File exists"),
         ("watch_agent.py", ["nowhere"], "there is no file nowhere"),
         ("watch_agent.py", [str(AGENT), "--env", "Hoper-v4"], "--env: Environment `Hoper` doesn't exist"),
         ("watch_agent.py", [str(AGENT), "--env", "nowhere:Task-v0"], "--env: No module named 'nowhere'"),

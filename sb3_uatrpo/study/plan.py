@@ -118,7 +118,7 @@ def plan(
 
     register()
     n_eval_episodes = _whole(n_eval_episodes, "n_eval_episodes (--eval-episodes)")
-    named: list[tuple[str, str, dict[str, Any]]] = [(algo, "", {}) for algo in algos]
+    named: list[tuple[str, str, dict[str, Any]]] = [(str(algo), "", {}) for algo in algos]
     for name, by_algo in (variants or {}).items():
         with errors_of(f"variant {name!r} (name: {{algorithm: {{hyperparameter: value}}}})"):
             if not re.fullmatch(r"(?=.*\S)[^=,.][^=,]*", name) or name in (PLAIN, FAILED, REPORT):
@@ -137,7 +137,7 @@ def plan(
 
     kinds = []
     varied = _conditions(vary or {}).items()
-    for env_id, (algo, name, changes), (condition, values) in itertools.product(env_ids, named, varied):
+    for env_id, (algo, name, changes), (condition, values) in itertools.product(map(str, env_ids), named, varied):
         overrides = dict(map(split_assignment, own(algo, params, "."))) | changes
         settings = _hyperparameters(algo, env_id, overrides, own(algo, conf_files, ":"), values)
         if n_timesteps is not None and "n_timesteps" in overrides:

@@ -155,6 +155,8 @@ def test_values_are_read_as_python_writes_them():
         ({"variants": {"report": {"ppo": {}}}}, "it must not be plain, failed or report"),
         ({"n_eval_episodes": 0}, "n_eval_episodes (--eval-episodes) must be an integer of at least 1, but it is 0"),
         ({"params": ["device:cuda"]}, "unknown 'device'; known are"),
+        ({"algos": [["ppo"]]}, "unknown algorithm \"['ppo']\"; RL Zoo knows "),
+        ({"env_ids": [2]}, "environment '2': Gymnasium does not know it"),
         ({"variants": {".hidden": {"ppo": {}}}}, "or '.' first"),
         ({"variants": {"empty": None}}, "variant 'empty' (name: {algorithm: {hyperparameter: value}})"),
         ({"variants": {"a b": {"ppo": {}}, "a-b": {"ppo": {}}}}, "would have one folder, a-b/ppo/CartPole-v1_1"),
