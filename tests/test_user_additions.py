@@ -774,7 +774,7 @@ def test_callbacks_may_read_and_write_in_any_way(way):
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="To copy construct from a tensor")
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         as_sb3(make_callback=make_callback)
     ours, theirs = (callback.seen for callback in callbacks)
     assert len(ours) == 16
