@@ -92,8 +92,10 @@ class GraphGradients:
         return map(self._at, rollout_buffer.get(batch_size))
 
     def _at(self, samples: Any) -> float:
-        values = evaluate_actions(self._policy, samples.observations, samples.actions)[0]
-        loss = F.mse_loss(values.flatten(), samples.returns)
+        values = evaluate_actions(self._policy, samples.observations, samples.actions)[0].flatten()
+        # older versions of torch do not differentiate the error of two types
+        dtype = th.promote_types(values.dtype, samples.returns.dtype)
+        loss = F.mse_loss(values.to(dtype), samples.returns.to(dtype))
         for param in self._params:
             param.grad = None
         # a critic may be frozen or have no parameters, while something else is trained
@@ -141,10 +143,8 @@ class ArrayGradients:
 @contextmanager
 def _fused_adam(optimizer: th.optim.Optimizer) -> Iterator[None]:
     """
-    Within this context, Adam and AdamW use their fused implementation, unless the user has chosen another. It updates
-    all parameters in one call, and computes the same numbers up to rounding. Afterwards, the setting is as before, so
-    checkpoints are those of Stable-Baselines3. It runs through memory, so a parameter, its gradient and its state need
-    the same layout.
+    Adam and AdamW update all parameters in one call, unless the user has chosen otherwise, with the same numbers up to
+    rounding. It needs the same layout for a parameter, its gradient and its state. Checkpoints do not show the setting.
     """
     chosen = [
         group
