@@ -93,7 +93,7 @@ class GraphGradients:
 
     def _at(self, samples: Any) -> float:
         values = evaluate_actions(self._policy, samples.observations, samples.actions)[0].flatten()
-        # older versions of torch do not differentiate the error of two types
+        # torch 2.8 does not differentiate the error of two types
         dtype = th.promote_types(values.dtype, samples.returns.dtype)
         loss = F.mse_loss(values.to(dtype), samples.returns.to(dtype))
         for param in self._params:
