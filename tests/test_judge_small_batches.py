@@ -1,6 +1,7 @@
 """The rule on small batches, on made-up runs whose outcome is known."""
 
 import itertools
+from pathlib import Path
 
 import judge_small_batches as module
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 from sb3_uatrpo.study import Study
 
 KLS = ("0.005", "0.02", "0.05")
+SIZES = (250, 1000)
+ENVS = ("HalfCheetah-v4", "Walker2d-v4", "Hopper-v4")
 
 
 def study(level, n_seeds=4) -> Study:
     """``level`` takes method, size, KL and seed, and returns the score of all episodes, or None if the run failed."""
     runs, episodes, updates, evaluations = [], [], [], []
-    cells = [(m, s, kl) for m in module.METHODS[:5] for s in module.SIZES for kl in KLS]
+    cells = [(m, s, kl) for m in module.METHODS[:5] for s in SIZES for kl in KLS]
     cells += [(module.CONTRIB, 250, kl) for kl in KLS]
-    cells += [(m, s, None) for m in (module.LONG, module.SHORT) for s in module.SIZES]
-    for (method, size, kl), env, seed in itertools.product(cells, module.REFERENCES, range(n_seeds)):
+    cells += [(m, s, None) for m in (module.LONG, module.SHORT) for s in SIZES]
+    for (method, size, kl), env, seed in itertools.product(cells, ENVS, range(n_seeds)):
         parts = [method] * (method != module.CONTRIB) + [f"{size} steps"] * (method != module.CONTRIB)
         variant = " ".join([*parts, *([f"KL {kl}"] if kl else [])])
         score = level(method, size, kl and float(kl), seed)
@@ -40,12 +43,18 @@ def test_a_clear_lead_holds_and_is_due_to_the_part_without_which_it_is_gone():
     table = module.scores_of(study(lambda method, size, kl, seed: (0.9 if method in better else 0.5) + 0.01 * seed))
     values, differences = module.judge(table)
     assert module.verdicts(differences) == [
-        "needs less tuning at 250 steps: holds",
-        "needs less tuning at 1000 steps: holds",
-        "does better with little data: holds",
+        *(
+            f"{who}: {sentence}: holds"
+            for who in ("preset", "without the uncertainty term")
+            for sentence in (
+                "needs less tuning at 250 steps",
+                "needs less tuning at 1000 steps",
+                "does better with little data",
+            )
+        ),
         "needs no target_kl at 250 steps: does not hold",
         "needs no target_kl at 1000 steps: does not hold",
-        "averages: " + "; ".join(f"{size} steps, {length}" for size in module.SIZES for length in module.LENGTHS),
+        "averages: " + "; ".join(f"{size} steps, {length}" for size in SIZES for length in module.LENGTHS),
         "uncertainty: nowhere above zero",
         "shrinkage: nowhere above zero",
         "shrinkage, paper's length: nowhere above zero",
@@ -62,18 +71,17 @@ def test_the_papers_length_leads_if_it_beats_the_mean_step_of_every_trpo():
 
     def judged(of_the_paper: float) -> list[str]:
         table = module.scores_of(study(lambda method, size, kl, seed: of_kl.get(kl, of_the_paper) + 0.01 * seed))
-        return module.verdicts(module.judge(table)[1])[3:5]
+        return module.verdicts(module.judge(table)[1])[6:8]
 
-    sizes = module.SIZES
-    assert judged(0.6) == [f"needs no target_kl at {size} steps: holds" for size in sizes]
-    assert judged(0.5) == [f"needs no target_kl at {size} steps: does not hold" for size in sizes]
+    assert judged(0.6) == [f"needs no target_kl at {size} steps: holds" for size in SIZES]
+    assert judged(0.5) == [f"needs no target_kl at {size} steps: does not hold" for size in SIZES]
 
 
 def test_one_rival_that_does_as_well_is_enough_against_it():
     noise = iter(np.random.default_rng(0).normal(0.0, 0.1, 10_000))
     table = module.scores_of(study(lambda method, size, kl, seed: 0.5 * (method != "damping 1") + next(noise) + 1.0))
     _, differences = module.judge(table)
-    assert module.verdicts(differences)[2] == "does better with little data: does not hold"
+    assert module.verdicts(differences)[2] == "preset: does better with little data: does not hold"
 
 
 def test_step_lengths_are_chosen_by_the_mean_over_seeds():
@@ -131,6 +139,18 @@ def test_the_report_and_the_pictures(tmp_path):
 
 def test_only_seeds_with_all_of_their_runs_count():
     table = module.scores_of(study(lambda method, size, kl, seed: 0.5, n_seeds=3))
-    assert set(module.whole_seeds(table[1:]).seed) == {1, 2}
+    n_runs = module.runs_of_a_seed(Path(__file__).parents[1] / module.FOLDER)
+    assert set(module.whole_seeds(table[1:], n_runs).seed) == {1, 2}
     with pytest.raises(module.StudyError, match="no seed has all of its 111 runs"):
-        module.whole_seeds(table[table.seed == 0][1:])
+        module.whole_seeds(table[table.seed == 0][1:], n_runs)
+
+
+def test_a_confirmation_is_judged_by_what_it_has():
+    better = "no uncertainty"
+    every = module.scores_of(study(lambda method, size, kl, seed: 0.5 + 0.2 * (method == better) + 0.01 * seed))
+    table = every[(every["size"] == 250) & every.KL.isin([0.005, 0.05]) & every.method.isin([better, "damping 1"])]
+    assert module.verdicts(module.judge(module.whole_seeds(table, 12))[1]) == [
+        "without the uncertainty term: needs less tuning at 250 steps: holds",
+        "without the uncertainty term: does better with little data: holds",
+    ]
+    assert "| 250 | no uncertainty | 0.005 | 0.71 ± 0.01 | 0.71 ± 0.01 | 0.71 ± 0.01 |" in module.report(table)
