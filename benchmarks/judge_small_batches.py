@@ -11,6 +11,7 @@ asked for (flat lines: the paper's step length, which asks for none) and by the 
 
 import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -79,9 +80,9 @@ def scores_of(study: Study) -> pd.DataFrame:
     return table.fillna({name: worst[name] for name in SCORES})
 
 
-def runs_of_a_seed(folder: Path) -> int:
-    """:return: the number of runs with each seed by the folder's study files"""
-    plans = [yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")]
+def runs_of_a_seed(files: Iterable[Path]) -> int:
+    """:return: the number of runs with each seed by these study files"""
+    plans = [yaml.safe_load(path.read_text()) for path in files]
     return sum(len(plan["environments"]) * sum(map(len, plan["variants"].values())) for plan in plans)
 
 
@@ -280,10 +281,12 @@ def draw(table: pd.DataFrame, x: str, y: str, path: Path) -> None:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the study")
+    parser.add_argument("--study", type=Path, nargs="+", help="study files of all runs (default: those in the folder)")
     parser.add_argument("--report", type=Path, help="folder for report.md and the pictures")
     options = parser.parse_args(args)
     try:
-        table = whole_seeds(scores_of(read_study(options.folder)), runs_of_a_seed(options.folder))
+        files = options.study or options.folder.glob("*.yml")
+        table = whole_seeds(scores_of(read_study(options.folder)), runs_of_a_seed(files))
     except StudyError as error:
         parser.error(f"--folder: {error}")
     text = report(table)

@@ -139,7 +139,7 @@ def test_the_report_and_the_pictures(tmp_path):
 
 def test_only_seeds_with_all_of_their_runs_count():
     table = module.scores_of(study(lambda method, size, kl, seed: 0.5, n_seeds=3))
-    n_runs = module.runs_of_a_seed(Path(__file__).parents[1] / module.FOLDER)
+    n_runs = module.runs_of_a_seed((Path(__file__).parents[1] / module.FOLDER).glob("*.yml"))
     assert set(module.whole_seeds(table[1:], n_runs).seed) == {1, 2}
     with pytest.raises(module.StudyError, match="no seed has all of its 111 runs"):
         module.whole_seeds(table[table.seed == 0][1:], n_runs)
