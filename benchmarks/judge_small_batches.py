@@ -289,6 +289,8 @@ def main(args: list[str] | None = None) -> None:
         table = whole_seeds(scores_of(read_study(options.folder)), runs_of_a_seed(files))
     except StudyError as error:
         parser.error(f"--folder: {error}")
+    except (OSError, yaml.YAMLError) as error:
+        parser.error(f"--study: {error}")
     text = report(table)
     print(text)
     if options.report:
