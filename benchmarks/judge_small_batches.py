@@ -225,6 +225,8 @@ def report(table: pd.DataFrame) -> str:
     values, differences = judge(table)
     steps = table.groupby(["size", "method", "KL"], dropna=False)
     of_steps = steps[["realised KL", "over twice"]].mean().reset_index()
+    share = of_steps["realised KL"] / of_steps.KL
+    of_steps.insert(4, "of the KL asked for", share.map(lambda of: "–" if np.isnan(of) else f"{of:.2f}"))
     of_steps["realised KL"] = of_steps["realised KL"].map("{:.4f}".format)
     of_steps["over twice"] = of_steps["over twice"].map(lambda share: "–" if np.isnan(share) else f"{share:.1%}")
     cells = table.groupby(["size", "method", "KL", "env"], dropna=False).final.agg(["mean", "sem"])
