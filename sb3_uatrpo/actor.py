@@ -163,7 +163,7 @@ class Actor:
         return False
 
     def _parts(self, n_steps: int) -> list[slice]:
-        return parts_of(n_steps, self.bytes_per_step)
+        return parts_of(n_steps, self.bytes_per_step, self.policy.device)
 
     def _size_of_graph(self, steps: Batch) -> int:
         """Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps."""
@@ -233,6 +233,7 @@ class Actor:
             len(batch),
             self.n_params,
             self.bytes_per_step,
+            self.policy.device,
             0 if self._layers is None else self._layers.bytes_of_jacobians,
         )
 

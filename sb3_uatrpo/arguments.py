@@ -69,11 +69,7 @@ def check_real(
     high_included: bool = False,
     or_none: bool = False,
 ) -> float:
-    """
-    A finite number between the bounds.
-
-    :param or_none: whether the caller accepts ``None`` too, as the error then says
-    """
+    """A finite number between the bounds. With ``or_none``, the error says that ``None`` is accepted too."""
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
             number = float(value)

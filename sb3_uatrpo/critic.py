@@ -22,9 +22,8 @@ from sb3_uatrpo.plain_mlp import PlainMLP
 
 def fit_values(actor: Actor, rollout_buffer: RolloutBuffer, batch_size: int, n_epochs: int) -> list[float]:
     """
-    Minimise the mean of (V(s_i) - R_i)² over minibatches of the rollout, with the policy's optimizer.
-
-    A minibatch whose loss or gradient is not finite is skipped, with a warning.
+    Minimise the mean of (V(s_i) - R_i)² over minibatches of the rollout, with the policy's optimizer. A minibatch whose
+    loss or gradient is not finite is skipped, with a warning.
 
     :param actor: the policy, which is left in training mode, and θ; parameters that actor and critic share are not
         changed

@@ -32,9 +32,7 @@ class GradientHooks:
 
     @contextmanager
     def attached(self, are_attached: bool) -> Iterator[None]:
-        """
-        Attach or detach them, and do the opposite afterwards. Global ones stay, since other threads may rely on them.
-        """
+        """Attach or detach them, and undo it afterwards. Global ones stay, since other threads may rely on them."""
         try:
             self._attach(are_attached)
             yield

@@ -170,6 +170,7 @@ def test_constants_that_the_docs_name_are_those_of_the_code():
         f"in parts of {estimates.GRAPH_BYTES // 2**20} MiB",
         f"{estimates.COLUMN_BYTES // 2**20} MiB of temporaries at a time",
         f"blocks of {subspace.ROWS_AT_ONCE} rows, {2 * 8 * subspace.ROWS_AT_ONCE // 2**10} KiB·m",
+        f"all of these are {estimates.GPU_FACTOR} times as large",
         f"With {exact_below} parameters or more, singular",
     ):
         assert phrase in page, phrase

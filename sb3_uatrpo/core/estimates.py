@@ -32,6 +32,13 @@ PRODUCT_STEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
 #: Products process columns in chunks whose temporaries take about this many bytes.
 COLUMN_BYTES = 12 * 2**20
+#: A GPU processes this many times more at once: its memory is larger, and small pieces take it as long to start.
+GPU_FACTOR = 32
+
+
+def at_once(limit: int, device: th.device) -> int:
+    """:return: how many bytes or rows the device processes at once where a CPU processes ``limit``"""
+    return limit * GPU_FACTOR if device.type == "cuda" else limit
 
 
 def batched_grad(
@@ -165,15 +172,16 @@ class Linearization:
         return self.vjp(self.scores * weights[..., None])
 
 
-def parts_of(n_steps: int, bytes_per_step: int) -> list[slice]:
+def parts_of(n_steps: int, bytes_per_step: int, device: th.device) -> list[slice]:
     """
     The steps, divided into parts whose graphs fit into memory one at a time.
 
     :param n_steps: number of steps
     :param bytes_per_step: bytes that the graph of one step's head keeps
+    :param device: where they are
     :return: slices that cover the steps in order
     """
-    return _slices(n_steps, min(n_steps, max(1, GRAPH_BYTES // max(1, bytes_per_step))))
+    return _slices(n_steps, min(n_steps, max(1, at_once(GRAPH_BYTES, device) // max(1, bytes_per_step))))
 
 
 def _slices(n_steps: int, size: int) -> list[slice]:
@@ -189,6 +197,7 @@ class SampleEstimates:
     :param n_steps: n, number of steps
     :param n_params: d, number of actor parameters
     :param bytes_per_step: bytes that the graph of one step's head keeps
+    :param device: where steps and parameters are
     :param bytes_beside: bytes that a linearisation also keeps for each step, however many columns a product has
     """
 
@@ -198,11 +207,13 @@ class SampleEstimates:
         n_steps: int,
         n_params: int,
         bytes_per_step: int,
+        device: th.device,
         bytes_beside: int = 0,
     ) -> None:
         self.n_steps = n_steps
         self.n_params = n_params
-        self.parts = parts_of(n_steps, bytes_per_step + bytes_beside)
+        self.parts = parts_of(n_steps, bytes_per_step + bytes_beside, device)
+        self._device = device
         self._linearize = linearize
         self._bytes_per_step = max(1, bytes_per_step)
 
@@ -235,15 +246,14 @@ class SampleEstimates:
 
     def standard_error(self) -> th.Tensor:
         """
-        Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))).
-
-        Per-sample gradients are computed for a block of steps at a time.
+        Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))), from the
+        gradients of a block of steps at a time.
 
         :return: shape ``(d,)``
         """
         gradient = self.gradient()
         # The operations of a block grow with the square of its number of steps, and each step takes d floats of memory.
-        block_size = max(1, min(32, COLUMN_BYTES // (4 * self.n_params)))
+        block_size = max(1, min(32, at_once(COLUMN_BYTES, self._device) // (4 * self.n_params)))
         squares = th.zeros_like(gradient)
         for start in range(0, self.n_steps, block_size):
             samples = self._linearize(slice(start, start + block_size)).samples()
@@ -253,9 +263,7 @@ class SampleEstimates:
     def products(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
         F̂X and Σ̂X from one pass: both need P = JX, and pull back HP/n and s_i(w_i - w̄)'/(n-1), with w_i = s_i'P_i
-        and w̄ = ξ̄'X.
-
-        O(n·d·c) operations, on one part of the steps and one chunk of the columns at a time.
+        and w̄ = ξ̄'X. O(n·d·c) operations, on one part of the steps and one chunk of the columns at a time.
 
         :param matrix: X, shape ``(d, c)``
         :return: F̂X and Σ̂X, each of shape ``(d, c)``, column-major
@@ -263,9 +271,10 @@ class SampleEstimates:
         n_columns = matrix.shape[1]
         fisher, covariance = (matrix.new_empty(n_columns, self.n_params).T for _ in range(2))
         mean = self.gradient() @ matrix
-        steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, PRODUCT_GRAPH_BYTES // self._bytes_per_step))
+        graph_bytes, column_bytes = (at_once(limit, self._device) for limit in (PRODUCT_GRAPH_BYTES, COLUMN_BYTES))
+        steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, graph_bytes // self._bytes_per_step))
         # 5·d numbers for each column: its copy in pieces, and the products with F̂ and Σ̂, each in pieces and joined
-        width = max(1, COLUMN_BYTES // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
+        width = max(1, column_bytes // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
         is_first = True
         for part in self._linearizations(_slices(self.n_steps, steps_at_once)):
             for start in range(0, n_columns, width):

@@ -39,9 +39,7 @@ def backtracking_line_search(
     max_iter: int,
 ) -> LineSearchResult:
     """
-    The largest κ^i, i = 0 … ``max_iter`` - 1, whose objective is no lower than before and whose KL is within bounds.
-
-    A trial with a non-finite value is rejected.
+    The largest κ^i, i = 0 … ``max_iter`` - 1, with finite values, no lower objective than before, and KL within bounds.
 
     :param evaluate: takes the step's fraction in (0, 1]; if a fraction is accepted, the last call is for it
     :param objective: the objective before the step

@@ -50,9 +50,7 @@ class Sketch:
     layout: th.Tensor
 
     def clear(self) -> None:
-        """
-        Discard Ω and the averages. The next update draws a new Ω, and the averages start afresh.
-        """
+        """Discard Ω and the averages. The next update draws a new Ω, and the averages start afresh."""
         omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
         layout = th.zeros(0, dtype=th.float64, device="cpu")
         vars(self).update(omega=omega, layout=layout, **self._zeros(omega, self.ema_beta))
@@ -157,10 +155,8 @@ class Sketch:
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """
-        Restore a state, whatever its shape.
-
-        Which parameters are frozen, and so how many projections fit into memory, is known only at the next update. It
-        decides whether the state fits.
+        Restore a state, whatever its shape. The next update decides whether it fits, since only then it is known which
+        parameters are frozen, and so how many projections fit into memory.
 
         :param state_dict: what ``state_dict`` returned
         :param strict: whether to require every entry and no other

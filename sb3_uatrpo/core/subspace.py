@@ -25,6 +25,8 @@ from typing import Literal, get_args
 
 import torch as th
 
+from sb3_uatrpo.core.estimates import at_once
+
 #: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
 RESOLUTION = th.finfo(th.float32).eps
 #: Relative cuts above this are applied to singular values from Y'Y, which is much cheaper than a QR decomposition but
@@ -142,7 +144,8 @@ def _nystrom(projected_statistic: th.Tensor, sketched: th.Tensor) -> th.Tensor:
 
 
 def _row_blocks(matrix: th.Tensor) -> list[slice]:
-    return [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(matrix), ROWS_AT_ONCE)]
+    n_rows = at_once(ROWS_AT_ONCE, matrix.device)
+    return [slice(start, start + n_rows) for start in range(0, len(matrix), n_rows)]
 
 
 def _exact_singular_values(matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -162,7 +165,7 @@ def _products_with(matrix: th.Tensor, others: list[th.Tensor]) -> list[th.Tensor
     parts = [matrix, *others]
     sizes = [part.shape[1] for part in parts]
     half = -(-sizes[0] // 2)
-    n_rows = min(ROWS_AT_ONCE, len(matrix))
+    n_rows = min(at_once(ROWS_AT_ONCE, matrix.device), len(matrix))
     total = th.zeros(sum(sizes), sizes[0], dtype=th.float64, device=matrix.device)
     exact = th.empty(sum(sizes), n_rows, dtype=th.float64, device=matrix.device)
     for rows in _row_blocks(matrix):

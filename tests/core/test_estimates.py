@@ -181,7 +181,7 @@ def test_chunks_do_not_matter(layered, steps, product_steps, columns):
         module.COLUMN_BYTES = columns * (8 * whole.n_params + product_steps * whole._bytes_per_step)
         module.PRODUCT_STEPS, module.PRODUCT_GRAPH_BYTES = product_steps, 0
         layers.COLUMN_BYTES = module.COLUMN_BYTES
-        cut = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, whole._bytes_per_step)
+        cut = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, whole._bytes_per_step, th.device("cpu"))
         assert len(cut.parts) == -(-whole.n_steps // min(steps, whole.n_steps))
         assert isinstance(cut._linearize(cut.parts[-1]), LayeredLinearization) == layered
         for found, expected in zip(cut.products(v), uncut, strict=True):
@@ -195,6 +195,18 @@ def test_chunks_do_not_matter(layered, steps, product_steps, columns):
         for name, value in kept.items():
             setattr(module, name, value)
         layers.COLUMN_BYTES = kept["COLUMN_BYTES"]
+
+
+def test_a_gpu_processes_more_at_once():
+    parts = {kind: module.parts_of(1000, module.GRAPH_BYTES // 10, th.device(kind)) for kind in ("cpu", "cuda")}
+    assert parts["cpu"] == [slice(start, start + 10) for start in range(0, 1000, 10)]
+    assert parts["cuda"] == [slice(start, min(start + 320, 1000)) for start in range(0, 1000, 320)]
+    whole = box_case()
+    X = th.ones(whole.n_params, 3, dtype=th.float64)
+    on_gpu = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, module.GRAPH_BYTES, th.device("cuda"))
+    assert len(on_gpu.parts) == -(-whole.n_steps // 32)
+    for found, expected in zip(on_gpu.products(X), whole.products(X), strict=True):
+        close(found, expected.numpy())
 
 
 @pytest.mark.parametrize("layered", [False, True])
