@@ -1,7 +1,8 @@
 """
 How many minutes does a million steps take with RL Zoo's settings?
 
-    OMP_NUM_THREADS=1 python benchmarks/benchmark_recommended.py --output benchmarks/results/recommended/minutes.json
+    export OMP_NUM_THREADS=1
+    python benchmarks/benchmark_recommended.py --rounds 3 --output benchmarks/results/recommended/minutes.json
 
 UATRPO, sb3-contrib's TRPO and PPO learn in turns, each run in a process of its own, for 50,000 steps of each task. The
 clock starts when the training starts and stops after the last update. What a million steps would take is printed as a
