@@ -13,15 +13,17 @@ SEED ?= 0
 
 # A second thread gains small networks little
 export OMP_NUM_THREADS := 1
+# Set in many containers: without byte code kept, each process would compile all packages again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test docs test-oldest lint type format pytest conformance dist clean
 
 # constraints.txt pins everything, the build tools included, hence no build isolation. CONSTRAINTS= on the command line
-# installs the newest versions that setup.cfg allows. The filter is for setuptools, which warns at every editable
-# installation.
+# installs the newest versions that setup.cfg allows. Modules are compiled when first imported: all of them would take
+# longer than their installation. The filter is for setuptools, which warns at every editable installation.
 CONSTRAINTS := -c constraints.txt
 INSTALL := PYTHONWARNINGS="ignore:Editable installation" \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(CONSTRAINTS)
 
 $(TRAINING): setup.cfg pyproject.toml constraints.txt _build_backend.py sb3_uatrpo_zoo_hook.py
 	$(PYTHON) -m venv $(VENV)
