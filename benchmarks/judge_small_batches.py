@@ -296,6 +296,7 @@ def main(args: list[str] | None = None) -> None:
     text = report(table)
     print(text)
     if options.report:
+        options.report.mkdir(parents=True, exist_ok=True)
         (options.report / "report.md").write_text(text + "\n")
         for y in ("final", "area"):
             draw(table, "KL", y, options.report / f"{y}_by_target.png")
