@@ -1,4 +1,4 @@
-"""Arguments of UATRPO that were tried together, as in hyperparams/uatrpo.yml."""
+"""Arguments of UATRPO that were tried together, as in hyperparams/."""
 
 from typing import Any
 
@@ -30,6 +30,9 @@ For one environment with continuous actions and normalised observations, as RL Z
 ``UATRPO("MlpPolicy", env, **RECOMMENDED)``, or with changes ``**RECOMMENDED(gamma=0.9999)``. docs/results.md says how
 it was found, and docs/parameters.md which environments want another γ, λ and initial log std.
 """
+
+RECOMMENDED_SMALL_BATCHES = Preset(RECOMMENDED(n_steps=250, target_kl=0.005, uncertainty_coef=0))
+"""For 250 timesteps per update, as in hyperparams/uatrpo_small_batches.yml."""
 
 RECOMMENDED_DISCRETE = Preset(gamma=0.99, shrinkage=0.75, target_kl=0.01, step_length_samples="batch")
 """For discrete actions, as RL Zoo's entry for CartPole has it: ``UATRPO("MlpPolicy", env, **RECOMMENDED_DISCRETE)``."""

@@ -1,6 +1,7 @@
 """The rule on small batches, on made-up runs whose outcome is known."""
 
 import itertools
+import re
 from pathlib import Path
 
 import judge_small_batches as module
@@ -10,6 +11,7 @@ import pytest
 
 from sb3_uatrpo.study import Study
 
+ROOT = Path(__file__).parents[1]
 KLS = ("0.005", "0.02", "0.05")
 SIZES = (250, 1000)
 ENVS = ("HalfCheetah-v4", "Walker2d-v4", "Hopper-v4")
@@ -139,7 +141,7 @@ def test_the_report_and_the_pictures(tmp_path):
 
 def test_only_seeds_with_all_of_their_runs_count():
     table = module.scores_of(study(lambda method, size, kl, seed: 0.5, n_seeds=3))
-    n_runs = module.runs_of_a_seed((Path(__file__).parents[1] / module.FOLDER).glob("*.yml"))
+    n_runs = module.runs_of_a_seed((ROOT / module.FOLDER).glob("*.yml"))
     assert set(module.whole_seeds(table[1:], n_runs).seed) == {1, 2}
     with pytest.raises(module.StudyError, match="no seed has all of its 111 runs"):
         module.whole_seeds(table[table.seed == 0][1:], n_runs)
@@ -154,3 +156,52 @@ def test_a_confirmation_is_judged_by_what_it_has():
         "without the uncertainty term: does better with little data: holds",
     ]
     assert "| 250 | no uncertainty | 0.005 | 0.71 ± 0.01 | 0.71 ± 0.01 | 0.71 ± 0.01 |" in module.report(table)
+
+
+def table_of(folder: str, heading: str) -> list[dict[str, str]]:
+    report = (ROOT / "benchmarks" / "results" / folder / "report.md").read_text(encoding="utf-8")
+    lines = report.split(f"\n## {heading}")[1].split("\n\n")[1].strip().splitlines()
+    names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_the_docs_have_the_figures_of_the_reports():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## Small batches")[1].split("\n## ")[0]
+    labels = {
+        "UATRPO's preset": "preset",
+        "without the uncertainty term": "no uncertainty",
+        "without moving averages, all timesteps in F̂ and Σ̂": "no averages",
+        "`MatchedTRPO`, all timesteps in F̂, damping 1": "damping 1",
+        "`MatchedTRPO`, all timesteps in F̂, damping 0.1": "damping 0.1",
+        "sb3-contrib's TRPO": "contrib",
+    }
+    first = {(row["steps"], row["method"]): row for row in table_of("small_batches", "IQM")}
+    for label, method in labels.items():
+        rows = [first[size, method] for size in ("250", "1000") if (size, method) in first]
+        cells = [row[f"final {length}"].split()[0] for row in rows for length in ("worst", "mean", "best")]
+        assert f"| {label} | {' | '.join(cells)} |" in page
+
+    (difference,) = table_of("small_batches_confirmation", "Differences")
+    assert f"| difference | {' | '.join(difference[f'final {key}'] for key in ('worst', 'mean', 'best'))} |" in page
+    ours, theirs = [
+        [row[f"final {length}"].split()[0] for length in ("worst", "mean", "best")]
+        for row in table_of("small_batches_confirmation", "IQM")
+    ]
+    assert f"| UATRPO without the uncertainty term | {' | '.join(ours)} |" in page
+    assert f"| `MatchedTRPO`, all timesteps in F̂, damping 1 | {' | '.join(theirs)} |" in page
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"[{ours[0]} and {theirs[0]}](docs/results.md#small-batches)" in readme
+    assert f"{ours[2]} and {theirs[2]}." in readme
+
+
+def test_the_entries_for_small_batches_have_the_returns_of_the_report():
+    entries = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo_small_batches.yml").read_text(encoding="utf-8")
+    scores = {
+        row["method"]: row for row in table_of("small_batches_confirmation", "Scores of final") if row["KL"] == "0.005"
+    }
+    found = re.findall(r"^# ([\d,]+) \(([\d,]+)\)\n(\S+):", entries, re.MULTILINE)
+    assert {env for *_, env in found} == module.REFERENCES.keys()
+    for ours, theirs, env in found:
+        for value, method in ((ours, "no uncertainty"), (theirs, "damping 1")):
+            score = float(scores[method][env].split()[0])
+            assert float(value.replace(",", "")) / module.REFERENCES[env] == pytest.approx(score, abs=0.006), env

@@ -6,10 +6,10 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.envs import IdentityEnvMultiBinary
 
-from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO
+from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES, UATRPO
 
 
-@pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE])
+@pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES])
 def test_without_changes_a_preset_is_its_arguments(preset):
     assert {**preset} == preset() == preset
 

@@ -21,7 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from train_mujoco import CHANGES, N_ENVS
 
-from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO
+from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES, UATRPO
 from sb3_uatrpo.study.plan import plan, read_study_file
 from sb3_uatrpo.zoo import register, registration, search_space
 from sb3_uatrpo.zoo.__main__ import main
@@ -35,10 +35,10 @@ QUICK = "--eval-freq -1 -params n_steps:500"
 
 KNOWS = (
     "import rl_zoo3, rl_zoo3.exp_manager, rl_zoo3.hyperparams_opt as h;"
-    "ours = {'uatrpo', 'uatrpo_paper', 'trpo_matched'};"
+    "ours = {'uatrpo', 'uatrpo_small_batches', 'uatrpo_paper', 'trpo_matched'};"
     "print(sorted(ours & set(rl_zoo3.ALGOS)), ours <= set(h.HYPERPARAMS_SAMPLER))"
 )
-YES, NO = "['trpo_matched', 'uatrpo', 'uatrpo_paper'] True", "[] False"
+YES, NO = "['trpo_matched', 'uatrpo', 'uatrpo_paper', 'uatrpo_small_batches'] True", "[] False"
 
 
 @pytest.fixture(scope="session")
@@ -233,10 +233,13 @@ def test_subprocess_environments_and_the_baseline(tmp_path):
 
 def test_optimize(tmp_path):
     options = "-optimize --n-trials 2 --n-evaluations 1 --eval-episodes 1 --no-optim-plots --n-startup-trials 1"
-    commands = [f"train --algo {algo} --env CartPole-v1 -n 1000 {options}" for algo in registration.ALGORITHMS]
-    said = zoo(*commands, cwd=tmp_path)
+    # all entries for small batches are for continuous actions
+    continuous = "uatrpo_small_batches"
+    commands = [f"train --algo {algo} --env CartPole-v1" for algo in registration.ALGORITHMS if algo != continuous]
+    said = zoo(*(f"{command} -n 1000 {options}" for command in commands), cwd=tmp_path)
     assert said.count("Best trial") == 3
     assert "log_std_init" not in said
+    assert "Best trial" in zoo(f"train --algo {continuous} --env Pendulum-v1 -n 1000 {options}", cwd=tmp_path)
     for algo in registration.ALGORITHMS:
         assert list((tmp_path / "logs" / algo).glob("report_*.csv"))
 
@@ -309,7 +312,8 @@ def test_registering_twice_changes_nothing_and_overwrites_nothing():
 def test_every_entry_makes_a_model(algo, cls):
     """Each entry names only arguments that the constructor takes, and values that it accepts."""
     entries = yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())
-    assert {"default", "Hopper-v4", "Walker2d-v5", "CartPole-v1", "Humanoid-v4", "Ant-v5", "Pusher-v5"} <= set(entries)
+    assert {"default", "Hopper-v4", "Walker2d-v5", "Humanoid-v4", "Ant-v5"} <= set(entries)
+    assert algo == "uatrpo_small_batches" or {"CartPole-v1", "Pusher-v5"} <= set(entries)
     of_the_zoo = {"env_wrapper", "normalize", "n_envs", "n_timesteps", "policy", "policy_kwargs"}
     for env_id, entry in entries.items():
         assert not {"frame_stack"} & set(entry)
@@ -329,10 +333,17 @@ def test_the_papers_entries_leave_the_step_to_the_paper():
         assert not {"shrinkage", "target_kl", "step_length_samples"} & set(entry), env_id
 
 
-@pytest.mark.parametrize(("preset", "env_id"), [(RECOMMENDED, "default"), (RECOMMENDED_DISCRETE, "CartPole-v1")])
-def test_a_preset_is_what_rl_zoo_runs(preset, env_id):
+@pytest.mark.parametrize(
+    ("preset", "algo", "env_id"),
+    [
+        (RECOMMENDED, "uatrpo", "default"),
+        (RECOMMENDED_DISCRETE, "uatrpo", "CartPole-v1"),
+        (RECOMMENDED_SMALL_BATCHES, "uatrpo_small_batches", "default"),
+    ],
+)
+def test_a_preset_is_what_rl_zoo_runs(preset, algo, env_id):
     """An entry of the file, without what a constructor does not take."""
-    entry = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())[env_id]
+    entry = yaml.safe_load((registration.HYPERPARAMS / f"{algo}.yml").read_text())[env_id]
     for name in ("normalize", "n_timesteps", "policy"):
         entry.pop(name, None)
     assert entry.pop("n_envs") == 1
@@ -340,6 +351,14 @@ def test_a_preset_is_what_rl_zoo_runs(preset, env_id):
     if "policy_kwargs" in entry:
         entry["policy_kwargs"] = eval(entry["policy_kwargs"], {"__builtins__": {"dict": dict}})
     assert preset == entry
+
+
+def test_the_entries_for_small_batches_are_those_of_the_preset_with_four_changes():
+    preset = yaml.safe_load((registration.HYPERPARAMS / "uatrpo.yml").read_text())
+    small = yaml.safe_load((registration.HYPERPARAMS / "uatrpo_small_batches.yml").read_text())
+    assert len(small) == 13
+    for env_id, entry in small.items():
+        assert entry == {**preset[env_id], "n_envs": 1, "n_steps": 250, "target_kl": 0.005, "uncertainty_coef": 0}
 
 
 def test_trpo_is_compared_at_the_same_settings():

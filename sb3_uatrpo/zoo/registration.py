@@ -16,19 +16,15 @@ from typing import Any
 
 from sb3_uatrpo.matched_trpo import MatchedTRPO
 from sb3_uatrpo.uatrpo import UATRPO
-from sb3_uatrpo.zoo.search_space import (
-    convert_params,
-    sample_matched_trpo_params,
-    sample_uatrpo_paper_params,
-    sample_uatrpo_params,
-)
+from sb3_uatrpo.zoo import search_space
 
-# The two names of UATRPO differ in their hyperparameter files and search spaces
-ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_paper": UATRPO, "trpo_matched": MatchedTRPO}
+# The names of UATRPO differ in their hyperparameter files and search spaces
+ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_small_batches": UATRPO, "uatrpo_paper": UATRPO, "trpo_matched": MatchedTRPO}
 SAMPLERS = {
-    "uatrpo": sample_uatrpo_params,
-    "uatrpo_paper": sample_uatrpo_paper_params,
-    "trpo_matched": sample_matched_trpo_params,
+    "uatrpo": search_space.sample_uatrpo_params,
+    "uatrpo_small_batches": search_space.sample_uatrpo_params,
+    "uatrpo_paper": search_space.sample_uatrpo_paper_params,
+    "trpo_matched": search_space.sample_matched_trpo_params,
 }
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams"
 
@@ -65,7 +61,7 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     for name, sampler in SAMPLERS.items():
         if _is_ours(name):
             hyperparams_opt.HYPERPARAMS_SAMPLER.setdefault(name, sampler)
-            hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, convert_params)
+            hyperparams_opt.HYPERPARAMS_CONVERTER.setdefault(name, search_space.convert_params)
 
 
 def _add_default_configuration(exp_manager: ModuleType) -> None:
