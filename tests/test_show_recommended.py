@@ -199,6 +199,15 @@ def test_the_pages_show_the_committed_runs(tmp_path):
         assert {row for row in rows(name) if row not in page} == set(), name
     for name, cells in by_task_of(tables["Over all environments"]).items():
         assert cells["value"] in (page if name.startswith("IQM") else readme), name
+    # "on four environments, MatchedTRPO closes more than half of the gap between RL Zoo's TRPO and UATRPO, or is ahead"
+    shares = {}
+    for task, cells in by_task_of(tables["Controls"]).items():
+        cells |= {"TRPO": by_task_of(tables[RETURNS])[task]["TRPO"]}
+        names = ("UATRPO", "TRPO, same hyperparameters", "TRPO")
+        ours, control, trpo = (float(cells[name].split()[0].replace(",", "")) for name in names)
+        shares[task] = (control - trpo) / (ours - trpo)
+    assert sum(share > 0.5 for share in shares.values()) == 4, shares
+    assert all("on four environments, " in text.lower() for text in (readme, page))
     humanoid = by_task_of(tables["Last deterministic evaluations"])["Humanoid-v4"]
     assert f"({humanoid['UATRPO'].split()[0]} and {humanoid['TRPO'].split()[0]})" in readme
     # that of RL Zoo's PPO on Hopper, which has a second one
