@@ -12,6 +12,7 @@ from sb3_uatrpo.study.statistics import difference_of_means, final_return, welch
 from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def runs(mean: float, spread: float, n: int = 10) -> np.ndarray:
@@ -217,21 +218,32 @@ def test_evaluations_are_compared_where_there_are_some(tmp_path, capsys):
     assert "uatrpo_paper against ppo, mean of the last evaluations: no task has several runs of both" in printed
 
 
-@pytest.mark.parametrize(("folder", "noise"), [("plain", 0.0), ("noise", 1.0)])
-def test_the_pages_show_the_committed_runs(tmp_path, folder, noise, monkeypatch):
-    """The committed report is the one written now, and the table of docs/results.md has its returns and KL ratios."""
-    monkeypatch.chdir(ROOT)
-    options = ["--folder", "benchmarks/results/paper", "--noise", f"{noise:g}"]
-    main([*options, "--report", str(tmp_path / "judged.md")])
-    printed = (tmp_path / "judged.md").read_text(encoding="utf-8")
-    assert (ROOT / "benchmarks/results/paper" / folder / "judged.md").read_text(encoding="utf-8") == printed
-    known = {}
-    for line in printed.split("\n## ")[0].splitlines():
+def finals(report: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """:return: by environment and method, the final return and the median KL ratio that the report shows"""
+    found = {}
+    for line in report.split("\n## ")[0].splitlines():
         if line.count("|") > 10 and " ± " in line:
             task, method, _, returns, _, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
-            known[task.removesuffix("-v4"), method] = f"{returns}; {ratio}"
-    section = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## The paper")[1].split("\n## ")[0]
-    table = section.split("Under adversarial noise")[folder == "noise"]
+            found[task.removesuffix("-v4"), method] = returns, ratio
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "report", "noise"),
+    [("paper", "paper/plain", 0), ("paper", "paper/noise", 1), ("adversarial_noise", "adversarial_noise", 1)],
+)
+def test_the_reports_are_those_of_the_committed_runs(tmp_path, folder, report, noise, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = ["--folder", f"benchmarks/results/{folder}", "--noise", str(noise)]
+    main([*options, "--report", str(tmp_path / "judged.md")])
+    assert (RESULTS / report / "judged.md").read_text("utf-8") == (tmp_path / "judged.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("report", ["paper/plain", "adversarial_noise"])
+def test_the_tables_of_the_page_show_the_reports(report):
+    known = finals((RESULTS / report / "judged.md").read_text("utf-8"))
+    section = (ROOT / "docs" / "results.md").read_text("utf-8").split("\n## The paper")[1].split("\n## ")[0]
+    table = section.split("Under adversarial noise")[report == "adversarial_noise"]
     header, _, *rows = [
         line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|") and line.count("|") == 6
     ]
@@ -241,4 +253,43 @@ def test_the_pages_show_the_committed_runs(tmp_path, folder, noise, monkeypatch)
         for task, cell in zip(header[1:], cells, strict=True)
     }
     assert len(shown) >= 12
-    assert {place: cell for place, cell in shown.items() if known[place] != cell} == {}
+    assert {place: cell for place, cell in shown.items() if "; ".join(known[place]) != cell} == {}
+
+
+def test_the_page_says_what_the_runs_under_adversarial_noise_show():
+    page = " ".join((ROOT / "docs" / "results.md").read_text("utf-8").split())
+
+    def higher(known: dict[tuple[str, str], tuple[str, str]], task: str, first: str, second: str) -> float:
+        first_mean, second_mean = (float(known[task, of][0].split(" ± ")[0].replace(",", "")) for of in (first, second))
+        return first_mean / second_mean - 1
+
+    report = (RESULTS / "adversarial_noise" / "judged.md").read_text("utf-8")
+    known, trpo, shrinkage = finals(report), "trpo_matched", "uatrpo (paper-batches)"
+    significant: dict[tuple[str, str], dict[str, float]] = {}
+    for line in report.split("\n## Welch")[1].splitlines():
+        if f" against {trpo} | " in line and float(line.split("|")[-2]) < 0.05:
+            pair, task, means, _, p = (cell.strip() for cell in line.split("|")[1:-1])
+            significant.setdefault((pair.split(" against ")[0], means), {})[task.removesuffix("-v4")] = float(p)
+    leads = {
+        method: {task: f"{task} (+{higher(known, task, method, trpo):.0%})" for task in found}
+        for (method, means), found in significant.items()
+        if means == "final returns"
+    }
+    ours, theirs = leads[shrinkage], leads["uatrpo_paper"]
+    assert f"| significant on {theirs['HalfCheetah']} and {theirs['Walker2d']}; level" in page
+    assert f"| significant on {ours['HalfCheetah']}, {ours['Walker2d']} and {ours['Hopper']}; level" in page
+    assert (len(theirs), len(ours)) == (2, 3)
+    largest = {of: max(found.values()) for of, found in significant.items()}
+    two, three = largest["uatrpo_paper", "final returns"], largest[shrinkage, "final returns"]
+    assert f"two and three leads over TRPO are significant (p ≤ {two:.3f} and p ≤ {three:.3f})" in page
+    last = {of: sorted(found) for of, found in significant.items() if of[1] == "last evaluations"}
+    assert last == {(shrinkage, "last evaluations"): ["HalfCheetah", "Walker2d"]}
+    assert f"HalfCheetah and Walker2d are (p ≤ {largest[shrinkage, 'last evaluations']:.3f})" in page
+
+    # the earlier runs, which alone have a variant without the uncertainty term
+    known = finals((RESULTS / "paper" / "noise" / "judged.md").read_text("utf-8"))
+    without = "uatrpo (paper-batches, uncertainty_coef=0)"
+    low, high = (known["HalfCheetah", of][0].split(" ± ")[0] for of in (without, shrinkage))
+    assert f"HalfCheetah's mean is {low} instead of {high}" in page
+    others = [higher(known, task, without, shrinkage) for task in ("Hopper", "Swimmer", "Walker2d")]
+    assert f"The other three means are {min(others):.0%} to {max(others):.0%} higher without it." in page
