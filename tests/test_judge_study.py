@@ -276,8 +276,8 @@ def test_the_page_says_what_the_runs_under_adversarial_noise_show():
         if means == "final returns"
     }
     ours, theirs = leads[shrinkage], leads["uatrpo_paper"]
-    assert f"| significant on {theirs['HalfCheetah']} and {theirs['Walker2d']}; level" in page
-    assert f"| significant on {ours['HalfCheetah']}, {ours['Walker2d']} and {ours['Hopper']}; level" in page
+    assert f"| significant leads on {theirs['HalfCheetah']} and {theirs['Walker2d']}; level" in page
+    assert f"| significant leads on {ours['HalfCheetah']}, {ours['Walker2d']} and {ours['Hopper']}; level" in page
     assert (len(theirs), len(ours)) == (2, 3)
     largest = {of: max(found.values()) for of, found in significant.items()}
     two, three = largest["uatrpo_paper", "final returns"], largest[shrinkage, "final returns"]
