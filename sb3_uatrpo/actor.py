@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
+from torch.distributions import Normal
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sb3_uatrpo.batch import Batch, evaluate_actions
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
@@ -21,6 +24,8 @@ from sb3_uatrpo.policies import plain_mlp
 UNKNOWN_BYTES = 2**16
 #: Two evaluations of the same actions differ if half of their log-probabilities differ by more, in nats.
 LOG_PROB_TOLERANCE = 0.1
+#: NumPy and torch may differ by so much in a mean or logit, relative to its size. Both sum in float32.
+HEAD_ROUNDING = 1e-4
 
 
 class UnsupportedNetworkError(ValueError):
@@ -77,22 +82,38 @@ class Actor:
         """
         Put the policy into the state that an update needs, and restore it afterwards.
 
-        Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a copy of its
+        Evaluation mode keeps batch-norm statistics and dropout out of the update. Attention is computed by the kernel
+        that has second derivatives. The policy gets a copy of its
         distribution, which is dropped at the end, with its graph. Gradient hooks are detached: products with F̂ and Σ̂
         differentiate along many directions at once, and hooks are not written for that.
         """
-        training, distribution = self.policy.training, self.policy.action_dist
-        copied: Any = copy.copy(distribution)
-        copied.distribution = None
+        training = self.policy.training
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
-            self.policy.action_dist = copied
-            with nullcontext() if self._hooks is None else self._hooks.attached(False):
+            hooks = nullcontext() if self._hooks is None else self._hooks.attached(False)
+            with self.distribution_of_its_own(), sdpa_kernel(SDPBackend.MATH), hooks:
                 yield
         finally:
-            self.policy.action_dist = distribution
             self.policy.set_training_mode(training)
+
+    @contextmanager
+    def distribution_of_its_own(self) -> Iterator[None]:
+        """Give the policy a copy of its distribution, and drop it afterwards, with the graph that it then has."""
+        distribution = self.policy.action_dist
+        copied: Any = copy.copy(distribution)
+        copied.distribution = None
+        try:
+            self.policy.action_dist = copied
+            yield
+        finally:
+            self.policy.action_dist = distribution
+            if isinstance(distribution, StateDependentNoiseDistribution):
+                # reset_noise draws them with a graph, which a deep copy of the policy refuses
+                for name in ("exploration_mat", "exploration_matrices"):
+                    setattr(distribution, name, getattr(distribution, name).detach())
+                weights = distribution.weights_dist
+                distribution.weights_dist = Normal(weights.loc.detach(), weights.scale.detach())
 
     def find_params(self, batch: Batch, known: Collection[str] = ()) -> list[str]:
         """
@@ -157,8 +178,10 @@ class Actor:
             )
         if self._layers is not None:
             # means or logits: with very small σ, rounding alone changes log-probabilities
-            heads = self._head_vector(steps) - self._evaluate(steps)[0].detach()
-            if _is_different(heads.abs().amax(dim=1)):
+            head = self._evaluate(steps)[0].detach()
+            # what is beyond rounding, which grows with the size of the means
+            differences = ((self._head_vector(steps) - head).abs() - HEAD_ROUNDING * head.abs()).relu()
+            if _is_different(differences.amax(dim=1)):
                 raise _wrong_distribution("a method of its libraries' classes was replaced")
         return False
 

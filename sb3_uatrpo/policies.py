@@ -49,7 +49,8 @@ class MlpPolicy(ActorCriticPolicy):
             self._awaits_question, self._mlp = False, None
 
     def forward(self, obs: th.Tensor, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        if deterministic or th.is_grad_enabled():
+        # a tracer or compiler would record NumPy's results as constants
+        if deterministic or th.is_grad_enabled() or th.jit.is_tracing() or th.compiler.is_compiling():
             return super().forward(obs, deterministic)
         mlp = self._mlp
         if self._awaits_question or (mlp is not None and not mlp.is_current()):
@@ -58,8 +59,8 @@ class MlpPolicy(ActorCriticPolicy):
         return (None if mlp is None else mlp.act(obs.numpy())) or super().forward(obs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # the parameters of a copy have other memory
-        return {**vars(self), "_mlp": None, "_awaits_question": False}
+        # the parameters of a copy have other memory; nn.Module leaves out the compiled call
+        return {**super().__getstate__(), "_mlp": None, "_awaits_question": False}
 
 
 # A subclass may do anything, so types have to be exactly these.

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.utils import obs_as_tensor
+from torch.nn.parameter import is_lazy
 
 from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.batch import Batch
@@ -70,8 +71,7 @@ def _check_products(actor: Actor, steps: Batch) -> None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise UnsupportedNetworkError(
-            f"policy: its network must be differentiable twice, but torch says: {reason}. With attention, make the "
-            "model and call learn() inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+            f"policy: its network must be differentiable twice, but torch says: {reason}."
         ) from error
     advice = "Look for operations whose backward pass records no gradients, such as once_differentiable."
     if missed and len(missed) == len(actor.params):
@@ -112,10 +112,16 @@ def _two_observations(space: spaces.Space) -> np.ndarray:
 @contextmanager
 def _unchanged_buffers(policy: ActorCriticPolicy) -> Iterator[None]:
     """Restore the buffers afterwards: networks count or average in them what they see within this context."""
-    kept = [(of, name, old, old.clone()) for of in policy.modules() for name, old in of.named_buffers(recurse=False)]
+    kept = [
+        (module, name, old, old.clone())
+        for module in policy.modules()
+        for name, old in module.named_buffers(recurse=False)
+        # a lazy one has no numbers yet, and evaluation mode leaves it those that it starts with
+        if not is_lazy(old)
+    ]
     try:
         yield
     finally:
         with th.no_grad():
-            for of, name, old, numbers in kept:
-                setattr(of, name, old.copy_(numbers))
+            for module, name, old, numbers in kept:
+                setattr(module, name, old.copy_(numbers))

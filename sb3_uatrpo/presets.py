@@ -1,10 +1,33 @@
 """Arguments of UATRPO that were tried together, as in hyperparams/."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 
-class Preset(dict[str, Any]):
-    """Arguments of a constructor: ``**preset``, or with changes ``**preset(gamma=0.9)``."""
+class _ReadOnly(dict[str, Any]):
+    """A dict that many models share."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("presets cannot be changed; RECOMMENDED(gamma=0.5) returns the arguments with a change")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        # by default, pickle and copy would set the items one by one
+        return type(self), (dict(self),)
+
+
+class Preset(_ReadOnly):
+    """
+    Arguments of a constructor: ``**preset``, or with changes ``**preset(gamma=0.9)``.
+
+    :raises TypeError: if it is changed itself
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        arguments = dict(*args, **kwargs)
+        if "policy_kwargs" in arguments:
+            arguments["policy_kwargs"] = _ReadOnly(arguments["policy_kwargs"])
+        super().__init__(arguments)
 
     def __call__(self, **changes: Any) -> dict[str, Any]:
         """

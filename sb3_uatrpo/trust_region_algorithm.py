@@ -260,7 +260,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             found = self._update_actor(actor, batch)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
-        losses = fit_values(actor, self.rollout_buffer, self.batch_size, self.n_critic_updates)
+        with actor.distribution_of_its_own():
+            losses = fit_values(actor, self.rollout_buffer, self.batch_size, self.n_critic_updates)
         drift: dict[str, float] = {}
         if stepped is not None:
             with actor.differentiable_policy():

@@ -26,6 +26,9 @@ from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
 SampleUnit = Literal["trajectory", "step"]
 StepLengthSamples = Literal["subsample", "batch"]
 
+#: δ_UA of the paper
+TRUST_REGION_DELTA = 0.03
+
 
 class UATRPO(TrustRegionAlgorithm):
     r"""
@@ -145,7 +148,7 @@ class UATRPO(TrustRegionAlgorithm):
         batch_size: int = 50,
         gamma: float = 0.995,
         gae_lambda: float = 0.97,
-        trust_region_delta: float = 0.03,
+        trust_region_delta: float = TRUST_REGION_DELTA,
         uncertainty_coef: float = 6e-4,
         confidence_alpha: float = 0.05,
         n_projections: int = 200,
@@ -194,6 +197,12 @@ class UATRPO(TrustRegionAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        if self.target_kl is not None and self.trust_region_delta != TRUST_REGION_DELTA:
+            warnings.warn(
+                f"trust_region_delta={self.trust_region_delta} has no effect, since target_kl={self.target_kl} sets "
+                "the length of the step; give one of the two.",
+                stacklevel=3,
+            )
         seed = self._generator_seed(self.seed)
         n_params = self._n_actor_params
         dtype = next(self.policy.parameters()).dtype

@@ -1,5 +1,7 @@
 """The presets: with and without changes, and on which actions they belong. test_zoo.py has where they come from."""
 
+import copy
+import pickle
 import warnings
 
 import pytest
@@ -59,3 +61,37 @@ def test_the_presets_are_silent_where_they_belong():
         assert isinstance(UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED).action_space, spaces.Box)
         UATRPO("MlpPolicy", "CartPole-v1", **RECOMMENDED_DISCRETE)
         UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED_DISCRETE)
+
+
+@pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda preset: preset.__setitem__("gamma", 0.5),
+        lambda preset: preset.__delitem__("gamma"),
+        lambda preset: preset.update(gamma=0.5),
+        lambda preset: preset.__ior__({"gamma": 0.5}),
+        lambda preset: preset.pop("gamma"),
+        lambda preset: preset.popitem(),
+        lambda preset: preset.clear(),
+        lambda preset: preset.setdefault("seed", 1),
+    ],
+)
+def test_presets_cannot_be_changed(preset, change):
+    before = {**preset}
+    with pytest.raises(TypeError, match=r"RECOMMENDED\(gamma=0.5\)"):
+        change(preset)
+    assert preset == before
+
+
+def test_policy_kwargs_of_presets_cannot_be_changed():
+    with pytest.raises(TypeError, match=r"RECOMMENDED\(gamma=0.5\)"):
+        RECOMMENDED["policy_kwargs"]["log_std_init"] = 0
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda preset: pickle.loads(pickle.dumps(preset))])
+def test_copies_of_presets_are_presets(duplicate):
+    copied = duplicate(RECOMMENDED)
+    assert type(copied) is type(RECOMMENDED)
+    assert copied == RECOMMENDED
+    assert copied(gamma=0.5) == RECOMMENDED(gamma=0.5)
