@@ -1,7 +1,8 @@
 """A plain MLP policy as two chains of layers on the memory of its parameters."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from sb3_uatrpo.core.layers import Layer
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: TANH, nn.ReLU: RELU}
 #: Numbers in a network's ∂h/∂z that cost next to nothing.
 _SMALL = 4096
+#: An actor of at most so many weights is updated by one torch thread. With two hidden layers of 64, 128 and 256 (67,000
+#: weights), an update by two threads took 1.4 to 22 times as long on two cores; larger networks were not measured.
+ONE_THREAD_WEIGHTS = 2**17
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -159,8 +163,12 @@ class PlainMLP:
         Whether products layer by layer are faster than those by autograd, or small anyway. For each step and column
         they multiply with ∂h/∂z, in addition to the weights.
         """
-        n_weights = sum(layer.weight.size for layer in self.actor.layers)
-        return self.bytes_of_jacobians <= 4 * max(_SMALL, n_weights)
+        return self.bytes_of_jacobians <= 4 * max(_SMALL, self.n_weights)
+
+    @property
+    def n_weights(self) -> int:
+        """Number of weights of all the actor's layers together."""
+        return sum(layer.weight.size for layer in self.actor.layers)
 
     @property
     def n_outputs(self) -> int:
@@ -202,6 +210,25 @@ class PlainMLP:
             inputs = y
         log_std = None if self.log_std is None else places.get(self.actor_params[-1])
         return self._head(outputs[-1]), tuple(layers), log_std
+
+
+@contextmanager
+def one_thread_if_small(mlp: PlainMLP | None) -> Iterator[None]:
+    """
+    Within this context, torch computes with one thread if the network is small: where other processes use the cores,
+    threads that wait for each other make an update many times slower. Torch's number of threads is restored afterwards.
+
+    :param mlp: the policy's layers, or None if it is not plain, which changes nothing
+    """
+    n_threads = th.get_num_threads()
+    if mlp is None or n_threads == 1 or mlp.n_weights > ONE_THREAD_WEIGHTS:
+        yield
+        return
+    try:
+        th.set_num_threads(1)
+        yield
+    finally:
+        th.set_num_threads(n_threads)
 
 
 def _linear_layers(hidden: Any, last: Any) -> list[tuple[nn.Linear, Activation]] | None:

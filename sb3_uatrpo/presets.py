@@ -9,7 +9,7 @@ class _ReadOnly(dict[str, Any]):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("presets cannot be changed; RECOMMENDED(gamma=0.5) returns the arguments with a change")
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
         # by default, pickle and copy would set the items one by one

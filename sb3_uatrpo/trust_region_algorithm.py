@@ -34,6 +34,7 @@ from sb3_uatrpo.buffers import LeanRolloutBuffer
 from sb3_uatrpo.checkpoints import refuse_other_algorithms
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
+from sb3_uatrpo.plain_mlp import one_thread_if_small
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.policy_check import check_policy
 
@@ -251,8 +252,12 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         """
         if not th.is_grad_enabled():
             raise RuntimeError("an update needs gradients, but torch.no_grad() or torch.inference_mode() is in effect")
-        batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         actor = Actor(self.policy)
+        with one_thread_if_small(actor.mlp):
+            self._update(actor)
+
+    def _update(self, actor: Actor) -> None:
+        batch = rollout_batch(self.rollout_buffer, self.normalize_advantage)
         with actor.differentiable_policy():
             self._check_observations(actor, batch)
             self._update_learning_rate(self.policy.optimizer)
@@ -319,7 +324,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         known: dict[str, float] = {"n_trajectories": n_trajectories}
 
         def warn(reason: str) -> None:
-            warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=5)
+            warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=6)
 
         def refused(reason: str) -> dict[str, float]:
             warn(reason)
@@ -363,7 +368,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 "The log-probabilities of the rollout differ from those of the same actions before the update. A "
                 "callback may have changed the buffer, or the policy within a rollout, the policy may draw random "
                 "numbers of its own, or its exploration noise is so small that rounding hides it.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _search(
@@ -413,7 +418,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
                 f"{STUCK} updates in a row left the policy where it was, or moved it by the line search's shortest "
                 "step. The policy may draw random numbers of its own, which the line search takes for a change; the "
                 "step may be too long; or the advantages may be zero.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _diagnose_critic(self, losses: list[float]) -> dict[str, float]:

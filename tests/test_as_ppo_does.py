@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import UATRPO, MatchedTRPO, trust_region_algorithm
 
 BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 SMALL = {"n_steps": 64, "batch_size": 32, "device": "cpu", "seed": 0}
@@ -126,3 +127,32 @@ def test_large_means_are_no_replaced_method(seed):
     kwargs = {**SMALL, "seed": seed, "policy_kwargs": {"activation_fn": nn.ReLU}}
     model = UATRPO("MlpPolicy", Clock(), **kwargs).learn(192)
     assert model._n_updates == 3
+
+
+@pytest.fixture
+def two_threads():
+    n_threads = th.get_num_threads()
+    th.set_num_threads(2)
+    yield
+    th.set_num_threads(n_threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+@BOTH
+@pytest.mark.parametrize(("net_arch", "n_threads"), [([8], 1), ([512, 512], 2)])
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_small_networks_are_updated_by_one_thread(cls, net_arch, n_threads, error, monkeypatch):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"net_arch": net_arch})
+    fit_values, seen = trust_region_algorithm.fit_values, []
+
+    def watched(*args):
+        seen.append(th.get_num_threads())
+        if error:
+            raise error
+        return fit_values(*args)
+
+    monkeypatch.setattr(trust_region_algorithm, "fit_values", watched)
+    with pytest.raises(error) if error else nullcontext():
+        model.learn(64)
+    assert seen == [n_threads]
+    assert th.get_num_threads() == 2
