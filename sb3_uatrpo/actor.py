@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +60,8 @@ class Actor:
         self.params: tuple[th.Tensor, ...] = ()
         #: bytes that the graph of one step's head keeps, excluding the parameters
         self.bytes_per_step = 0
+        #: what ``differentiable_policy`` restores at its end
+        self._torch_settings = ExitStack()
 
     @property
     def n_params(self) -> int:
@@ -82,8 +84,7 @@ class Actor:
         """
         Put the policy into the state that an update needs, and restore it afterwards.
 
-        Evaluation mode keeps batch-norm statistics and dropout out of the update. Attention is computed by the kernel
-        that has second derivatives. The policy gets a copy of its
+        Evaluation mode keeps batch-norm statistics and dropout out of the update. The policy gets a copy of its
         distribution, which is dropped at the end, with its graph. Gradient hooks are detached: products with F̂ and Σ̂
         differentiate along many directions at once, and hooks are not written for that.
         """
@@ -92,7 +93,7 @@ class Actor:
         try:
             self.policy.set_training_mode(False)
             hooks = nullcontext() if self._hooks is None else self._hooks.attached(False)
-            with self.distribution_of_its_own(), sdpa_kernel(SDPBackend.MATH), hooks:
+            with ExitStack() as self._torch_settings, self.distribution_of_its_own(), hooks:
                 yield
         finally:
             self.policy.set_training_mode(training)
@@ -132,6 +133,9 @@ class Actor:
             used = {name for name, param in candidates.items() if param in acting}
             self.bytes_per_step = self._layers.bytes_per_step
         else:
+            if _has_fused_attention(self._evaluate(batch[:2])[0]):
+                # for the whole process, so only where it is needed
+                self._torch_settings.enter_context(sdpa_kernel(SDPBackend.MATH))
             self.bytes_per_step = self._size_of_graph(batch[:2])
             used = {name for name in candidates if name in known}
             differences = []
@@ -313,18 +317,28 @@ def _wrong_distribution(problem: str) -> WrongDistributionError:
     )
 
 
-def _check_graph(head: th.Tensor) -> None:
-    """:raises UnsupportedNetworkError: if derivatives of h are missing, or cannot be differentiated again"""
+def _nodes(head: th.Tensor) -> Iterator[Any]:
+    """The nodes of the graph of h."""
     seen, waiting = set(), [head.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
-        # derivatives with respect to given parameters do not reach those inside a reentrant checkpoint
-        if "CheckpointFunction" in node.name() or "CompiledFunction" in node.name():
-            raise UnsupportedNetworkError(
-                "policy: its network must be differentiable twice, and with respect to each parameter: use no "
-                "torch.compile in it, and torch.utils.checkpoint with use_reentrant=False"
-            )
+        yield node
         seen.add(node)
         waiting += [function for function, _ in node.next_functions]
+
+
+def _has_fused_attention(head: th.Tensor) -> bool:
+    """Whether attention is computed by one of torch's fused kernels, which have no second derivatives."""
+    return any("ScaledDotProduct" in node.name() for node in _nodes(head))
+
+
+def _check_graph(head: th.Tensor) -> None:
+    """:raises UnsupportedNetworkError: if derivatives of h are missing, or cannot be differentiated again"""
+    # derivatives with respect to given parameters do not reach those inside a reentrant checkpoint
+    if any("CheckpointFunction" in node.name() or "CompiledFunction" in node.name() for node in _nodes(head)):
+        raise UnsupportedNetworkError(
+            "policy: its network must be differentiable twice, and with respect to each parameter: use no "
+            "torch.compile in it, and torch.utils.checkpoint with use_reentrant=False"
+        )
