@@ -6,6 +6,7 @@ names both and what would be accepted. Numbers are returned as Python's own: Num
 and torch refuses some.
 """
 
+import difflib
 import functools
 import inspect
 import math
@@ -18,6 +19,7 @@ from typing import Any, NoReturn, ParamSpec
 
 import numpy as np
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 #: A check with all but name and value settled
 Rule = Callable[[str, Any], Any]
@@ -36,13 +38,20 @@ _INSTEAD = {
 
 
 def explain_unknown(init: Callable[P, None]) -> Callable[P, None]:
-    """Let the ``TypeError`` of a constructor say what replaces an argument that only other algorithms have."""
-    unknown = _INSTEAD.keys() - inspect.signature(init).parameters.keys()
+    """Let the ``TypeError`` of a constructor say what an unknown argument may be meant for."""
+    known = list(inspect.signature(init).parameters)
 
     @functools.wraps(init)
     def explained(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in unknown & kwargs.keys():
-            raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument {name!r}: {_INSTEAD[name]}")
+        for name in kwargs.keys() - set(known):
+            similar = difflib.get_close_matches(name, known, n=1)
+            if name in _INSTEAD:
+                advice = f": {_INSTEAD[name]}"
+            elif name in inspect.signature(ActorCriticPolicy).parameters:
+                advice = f": it belongs in policy_kwargs, as in policy_kwargs={{{name!r}: …}}"
+            else:
+                advice = f": did you mean {similar[0]!r}?" if similar else ""
+            raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument {name!r}{advice}")
         init(*args, **kwargs)
 
     return explained

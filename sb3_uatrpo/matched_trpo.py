@@ -5,18 +5,20 @@ RL Zoo's name for the class is ``trpo_matched``, so that it stands beside ``trpo
 """
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
 from sb3_uatrpo.arguments import Rule, check_integer, check_rate, check_real, explain_unknown
 from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
+
+SelfMatchedTRPO = TypeVar("SelfMatchedTRPO", bound="MatchedTRPO")
 
 
 class MatchedTRPO(TrustRegionAlgorithm):
@@ -90,6 +92,17 @@ class MatchedTRPO(TrustRegionAlgorithm):
         _init_setup_model: bool = True,
     ) -> None:
         super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
+
+    def learn(
+        self: SelfMatchedTRPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "MatchedTRPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfMatchedTRPO:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         def damped(vector: th.Tensor) -> th.Tensor:

@@ -64,7 +64,7 @@ class PlainMLP:
             [(linear._parameters, name) for linear, _ in layers for name in ("weight", "bias")]
             for layers in (actor, critic)
         ]
-        is_gaussian = isinstance(policy.action_dist, DiagGaussianDistribution)
+        is_gaussian = isinstance(policy._action_dist, DiagGaussianDistribution)
         if is_gaussian:
             # log σ must be a parameter, not a function of parameters, with a number for each action dimension
             places[0].append((policy._parameters, "log_std"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
+from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution, Distribution
 from stable_baselines3.common.policies import (
     ActorCriticCnnPolicy,
     ActorCriticPolicy,
@@ -38,6 +38,35 @@ class MlpPolicy(ActorCriticPolicy):
 
     _mlp: PlainMLP | None = None
     _awaits_question = False
+    _action_dist: Distribution
+    #: observations whose distribution ``action_dist`` computes when it is read
+    _unread_observations: Any = None
+
+    @property
+    def action_dist(self) -> Distribution:
+        """
+        The action distribution of the last evaluation: in a rollout of the last timestep, after an update of all
+        timesteps of the rollout. There it is computed when it is read, and has no graph.
+        """
+        observations, self._unread_observations = self._unread_observations, None
+        if observations is not None:
+            training = self.training
+            self.set_training_mode(False)
+            with th.no_grad():
+                self.get_distribution(observations)
+            self.set_training_mode(training)
+        return self._action_dist
+
+    @action_dist.setter
+    def action_dist(self, distribution: Distribution) -> None:
+        self._unread_observations, self._action_dist = None, distribution
+
+    def show_distribution(self, observations: Any) -> None:
+        """
+        :param observations: those whose distribution ``action_dist`` has from now on
+        """
+        # not by nn.Module, which would take as long as a layer
+        self.__dict__["_unread_observations"] = observations
 
     @contextmanager
     def numpy_rollout(self) -> Iterator[None]:
@@ -56,7 +85,11 @@ class MlpPolicy(ActorCriticPolicy):
         if self._awaits_question or (mlp is not None and not mlp.is_current()):
             self._awaits_question = False
             mlp = self._mlp = plain_mlp(self)
-        return (None if mlp is None else mlp.act(obs.numpy())) or super().forward(obs)
+        acted = None if mlp is None else mlp.act(obs.numpy())
+        if acted is None:
+            return super().forward(obs)
+        self.show_distribution(obs)
+        return acted
 
     def __getstate__(self) -> dict[str, Any]:
         # the parameters of a copy have other memory; nn.Module leaves out the compiled call
@@ -79,10 +112,12 @@ def plain_mlp(policy: Any) -> PlainMLP | None:
     """
     if type(policy) is not MlpPolicy:
         return None
+    # not computed before it is read
+    distribution = policy._action_dist
     modules, params = list(policy.modules()), list(policy.parameters())
     extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
     if (
-        type(policy.action_dist) in (DiagGaussianDistribution, CategoricalDistribution)
+        type(distribution) in (DiagGaussianDistribution, CategoricalDistribution)
         and isinstance(policy.observation_space, spaces.Box)
         and not (policy.normalize_images and is_image_space(policy.observation_space))
         and {type(module) for module in modules} <= _PARTS
@@ -91,7 +126,7 @@ def plain_mlp(policy: Any) -> PlainMLP | None:
         and all(param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() for param in params)
         and not th.is_autocast_enabled("cpu")
         and not any_hooks(modules, params)
-        and not any(_hides_a_method(part) for part in (*modules, policy.action_dist))
+        and not any(_hides_a_method(part) for part in (*modules, distribution))
     ):
         return PlainMLP.of_layers(policy)
     return None

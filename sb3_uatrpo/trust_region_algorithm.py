@@ -18,6 +18,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import explained_variance, update_learning_rate
+from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates, diagnose_line_search, diagnose_step
@@ -71,6 +72,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     sub_sampling_factor: int
     adversarial_noise: float
     fast_rollouts: bool
+    #: whether the last call of ``learn`` was on observations that VecNormalize had normalised
+    _learned_normalized = False
 
     #: for each argument, what takes its name and value, and returns the value or raises a ValueError
     _RULES: ClassVar[dict[str, Rule]] = RULES
@@ -180,7 +183,29 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         :raises ValueError: if another algorithm saved the file, or an argument has a bad value
         """
         refuse_other_algorithms(cls.__name__, cls._has_sketch, path)
-        return super().load(path, *args, **kwargs)
+        model = super().load(path, *args, **kwargs)
+        if model.env is not None:
+            model._warn_of_raw_observations()
+        return model
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Replace the environment, as Stable-Baselines3 does; the arguments are its own."""
+        super().set_env(env, force_reset)
+        assert self.env is not None
+        self._vec_normalize_env = unwrap_vec_normalize(self.env)
+        self._warn_of_raw_observations()
+
+    @property
+    def _is_normalized(self) -> bool:
+        return self._vec_normalize_env is not None and self._vec_normalize_env.norm_obs
+
+    def _warn_of_raw_observations(self) -> None:
+        if self._learned_normalized and not self._is_normalized:
+            warnings.warn(
+                "The model was trained with VecNormalize's observations, and this environment has none: load the "
+                "statistics with VecNormalize.load(path, env), or returns will be low.",
+                stacklevel=3,
+            )
 
     def _check_arguments(self) -> None:
         """
@@ -271,10 +296,28 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         if stepped is not None:
             with actor.differentiable_policy():
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
+        self._show_distribution(batch)
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
         if actor.params and not self._has_one_action:
             self._warn_if_stuck(found["step_fraction"])
+
+    def _show_distribution(self, batch: Batch) -> None:
+        """
+        Leave the new distribution in the policy's ``action_dist``, without a graph: that of the whole rollout if it can
+        be computed when it is read, else that of as many timesteps as a minibatch has.
+        """
+        policy: Any = self.policy
+        if isinstance(policy, MlpPolicy):
+            policy.show_distribution(batch.observations)
+            return
+        steps = batch[: self.batch_size]
+        training = policy.training
+        policy.set_training_mode(False)
+        # a policy may draw random numbers of its own
+        with th.random.fork_rng([policy.device] if policy.device.type == "cuda" else []), th.no_grad():
+            evaluate_actions(policy, steps.observations, steps.actions)
+        policy.set_training_mode(training)
 
     def _find_params(self, actor: Actor, batch: Batch) -> None:
         try:
@@ -448,7 +491,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 1,
-        tb_log_name: str = "",
+        tb_log_name: str = "TrustRegionAlgorithm",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> SelfTrustRegionAlgorithm:
@@ -460,6 +503,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             another value
         """
         self._check_arguments()
+        self._learned_normalized = self._is_normalized
         if self.n_steps != self.rollout_buffer.buffer_size:
             raise ValueError(
                 f"n_steps must be {self.rollout_buffer.buffer_size}, as when the model was made, but it is "
@@ -469,7 +513,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             total_timesteps=total_timesteps,
             callback=callback,
             log_interval=log_interval,
-            tb_log_name=tb_log_name or type(self).__name__,
+            tb_log_name=tb_log_name,
             reset_num_timesteps=reset_num_timesteps,
             progress_bar=progress_bar,
         )

@@ -7,16 +7,24 @@ import pathlib
 import warnings
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
 from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
-from sb3_uatrpo.arguments import Rule, check_choice, check_integer, check_rate, check_real, explain_unknown
+from sb3_uatrpo.arguments import (
+    Rule,
+    check_bool,
+    check_choice,
+    check_integer,
+    check_rate,
+    check_real,
+    explain_unknown,
+)
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
@@ -28,6 +36,11 @@ StepLengthSamples = Literal["subsample", "batch"]
 
 #: δ_UA of the paper
 TRUST_REGION_DELTA = 0.03
+#: The first file with a sketch of more bytes gives a warning
+LARGE_SKETCH = 10**8
+
+
+SelfUATRPO = TypeVar("SelfUATRPO", bound="UATRPO")
 
 
 class UATRPO(TrustRegionAlgorithm):
@@ -82,6 +95,8 @@ class UATRPO(TrustRegionAlgorithm):
         paper, takes the length from ``trust_region_delta``.
     :param sketch_memory_limit: maximum size of Ω, Y_F and Y_Σ together, in bytes. ``n_projections`` is lowered to fit,
         with a warning. If not even one fits, construction fails, or the update that needs more room.
+    :param save_sketch: Whether saved models contain the sketch, which continued training needs to go on exactly.
+        ``False`` makes the files small, those of callbacks too.
     :param normalize_advantage: Whether to normalise the advantages over the batch. Without it, Σ grows with the
         square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
     :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
@@ -124,6 +139,7 @@ class UATRPO(TrustRegionAlgorithm):
     shrinkage: float
     target_kl: float | None
     sketch_memory_limit: int
+    save_sketch: bool
     _RULES: ClassVar[dict[str, Rule]] = TrustRegionAlgorithm._RULES | {
         "trust_region_delta": partial(check_real, low=0.0),
         "uncertainty_coef": check_rate,
@@ -136,6 +152,7 @@ class UATRPO(TrustRegionAlgorithm):
         "shrinkage": partial(check_real, low=0.0, high=1.0, low_included=True),
         "target_kl": lambda name, value: None if value is None else check_real(name, value, 0.0, or_none=True),
         "sketch_memory_limit": partial(check_integer, low=1),
+        "save_sketch": check_bool,
     }
 
     @explain_unknown
@@ -160,6 +177,7 @@ class UATRPO(TrustRegionAlgorithm):
         shrinkage: float = 0.0,
         target_kl: float | None = None,
         sketch_memory_limit: int = 2**30,
+        save_sketch: bool = True,
         normalize_advantage: bool = True,
         adversarial_noise: float = 0.0,
         line_search_shrinking_factor: float = 0.8,
@@ -195,8 +213,20 @@ class UATRPO(TrustRegionAlgorithm):
                 f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
             )
 
+    def learn(
+        self: SelfUATRPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "UATRPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfUATRPO:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
     def _setup_model(self) -> None:
         super()._setup_model()
+        self._warned_of_size = False
         if self.target_kl is not None and self.trust_region_delta != TRUST_REGION_DELTA:
             warnings.warn(
                 f"trust_region_delta={self.trust_region_delta} has no effect, since target_kl={self.target_kl} sets "
@@ -245,12 +275,22 @@ class UATRPO(TrustRegionAlgorithm):
     ) -> None:
         """
         Save the model in a zip-file. The arguments are Stable-Baselines3's; ``exclude=["sketch"]`` makes the file
-        small: acting does not need the sketch, and continued training starts a new one.
+        small, as ``save_sketch=False`` does for every file: acting does not need the sketch, and continued training
+        starts a new one.
         """
         kept, excluded, included = self.sketch, set(exclude or ()), set(include or ())
+        if not self.save_sketch:
+            excluded.add("sketch")
         if "sketch" in excluded - included:
             self.sketch = copy.copy(kept)
             self.sketch.clear()
+        elif kept.omega.numel() > 0 and kept.n_bytes > LARGE_SKETCH and not self._warned_of_size:
+            self._warned_of_size = True
+            warnings.warn(
+                f"{path} holds a sketch of {kept.n_bytes / 1e6:.0f} MB. save_sketch=False leaves it out of saved "
+                "models; only continued training needs it.",
+                stacklevel=2,
+            )
         try:
             super().save(path, excluded, included)
         finally:

@@ -1,6 +1,7 @@
 """What PPO does in the hands of a user, and these classes must too."""
 
 import copy
+import inspect
 import pickle
 from contextlib import nullcontext
 
@@ -8,11 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
-from sb3_uatrpo import UATRPO, MatchedTRPO, trust_region_algorithm
+from sb3_uatrpo import UATRPO, MatchedTRPO, trust_region_algorithm, uatrpo
 
 BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 SMALL = {"n_steps": 64, "batch_size": 32, "device": "cpu", "seed": 0}
@@ -156,3 +159,119 @@ def test_small_networks_are_updated_by_one_thread(cls, net_arch, n_threads, erro
         model.learn(64)
     assert seen == [n_threads]
     assert th.get_num_threads() == 2
+
+
+class Looks(BaseCallback):
+    """Whether action_dist is the distribution that acted, one row for each environment, wherever a callback looks."""
+
+    def _on_training_start(self):
+        self.looks = []
+
+    def _look(self):
+        log_probs = self.model.policy.action_dist.log_prob(self.acted)
+        self.looks.append(log_probs.shape == self.taken.shape and th.allclose(log_probs, self.taken, atol=1e-4))
+
+    def _on_step(self):
+        self.acted, self.taken = th.as_tensor(self.locals["actions"]), self.locals["log_probs"]
+        self._look()
+        # an evaluation's; the next timestep's is shown again
+        self.model.predict(self.model.observation_space.sample())
+        if self.n_calls == 5:
+            copy.deepcopy(self.model)
+        return True
+
+    def _on_rollout_end(self):
+        # after the last predict, as with PPO
+        self.ended = self.model.policy.action_dist.distribution is not None
+
+
+@BOTH
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize(
+    ("env", "policy_kwargs"),
+    [
+        ("CartPole-v1", {}),
+        ("Pendulum-v1", {}),
+        ("Pendulum-v1", {"activation_fn": nn.ELU}),
+        ("CartPole-v1", {"features_extractor_class": Tokens}),
+    ],
+)
+def test_callbacks_see_the_distribution_that_acted(cls, env, policy_kwargs, n_envs):
+    callback = Looks()
+    model = cls("MlpPolicy", DummyVecEnv([lambda: gym.make(env)] * n_envs), **SMALL, policy_kwargs=policy_kwargs)
+    model.learn(2 * 64 * n_envs, callback=callback)
+    assert callback.looks == [True] * 128
+    assert callback.ended
+
+
+class OwnPolicy(ActorCriticPolicy):
+    """Not the package's class."""
+
+
+@BOTH
+@pytest.mark.parametrize(("policy", "n_rows"), [("MlpPolicy", 64), (OwnPolicy, 32)])
+def test_after_an_update_action_dist_is_the_new_policy(cls, policy, n_rows):
+    model = cls(policy, "Pendulum-v1", **SMALL).learn(64)
+    shown = model.policy.action_dist.distribution
+    assert not shown.mean.requires_grad
+    observations = th.as_tensor(model.rollout_buffer.observations).reshape(64, -1)[:n_rows]
+    expected = model.policy.get_distribution(observations).distribution
+    assert th.allclose(shown.mean, expected.mean, atol=1e-6)
+    assert th.allclose(shown.stddev, expected.stddev)
+
+
+def test_reading_the_distribution_changes_no_mode_and_no_number():
+    policy_kwargs = {"features_extractor_class": Tokens}
+    model = UATRPO("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs=policy_kwargs).learn(64)
+    state, training = th.get_rng_state(), model.policy.training
+    assert model.policy.action_dist.distribution is not None
+    assert model.policy.training is training
+    assert th.equal(th.get_rng_state(), state)
+
+
+def sizes(folder):
+    return [path.stat().st_size for path in folder.glob("*.zip")]
+
+
+def test_without_its_sketch_a_checkpoint_is_small(tmp_path, monkeypatch):
+    models = [UATRPO("MlpPolicy", "CartPole-v1", **SMALL, save_sketch=save) for save in (True, False)]
+    for name, model in zip("ab", models, strict=True):
+        model.learn(64, callback=CheckpointCallback(70, tmp_path / name))
+        model.learn(64, callback=CheckpointCallback(32, tmp_path / name), reset_num_timesteps=False)
+    large, small = min(sizes(tmp_path / "a")), max(sizes(tmp_path / "b"))
+    assert small < large / 20
+    # and continued training starts a new sketch
+    loaded = UATRPO.load(next((tmp_path / "b").glob("*.zip")), env=models[1].env)
+    assert loaded.save_sketch is False
+    assert loaded.sketch.omega.numel() == 0
+    loaded.learn(64)
+    monkeypatch.setattr(uatrpo, "LARGE_SKETCH", 10**6)
+    models[1].save(tmp_path / "silent")
+    with pytest.warns(UserWarning, match=r"first holds a sketch of \d+ MB. save_sketch=False"):
+        models[0].save(tmp_path / "first")
+    models[0].save(tmp_path / "second")
+
+
+@BOTH
+def test_a_model_of_normalized_observations_warns_without_them(cls, tmp_path):
+    def plain():
+        return DummyVecEnv([lambda: gym.make("CartPole-v1")])
+
+    model = cls("MlpPolicy", VecNormalize(plain()), **SMALL).learn(64)
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="trained with VecNormalize") as caught:
+        loaded = cls.load(tmp_path / "model", env=plain())
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="trained with VecNormalize"):
+        loaded.set_env(plain())
+    # silent: warnings are errors
+    loaded.set_env(VecNormalize(plain()))
+    cls.load(tmp_path / "model")
+    cls.load(tmp_path / "model", env=VecNormalize(plain()))
+    untrained = cls("MlpPolicy", VecNormalize(plain()), **SMALL)
+    untrained.set_env(plain())
+
+
+@BOTH
+def test_tensorboard_folders_bear_the_name_that_help_shows(cls):
+    assert inspect.signature(cls.learn).parameters["tb_log_name"].default == cls.__name__
