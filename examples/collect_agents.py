@@ -22,7 +22,6 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pandas as pd
-import torch as th
 import yaml
 from film_agents import load_run, set_up_rendering
 from rl_zoo3.utils import ALGOS
@@ -165,7 +164,6 @@ def main(args: list[str] | None = None) -> Path:
         if not list(Path(trained.folder).glob("*.zip")):
             parser.error(f"{trained.folder}: its model was not saved; run the study with --save-models")
     set_up_rendering()
-    th.set_num_threads(1)
 
     rows = []
     for _, trained in done.iterrows():

@@ -22,7 +22,6 @@ from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
-import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from watch_agent import check_environment, find_statistics, has_screen
@@ -205,7 +204,6 @@ def main(args: list[str] | None = None) -> Path:
     if not options.output.parent.is_dir():
         parser.error(f"--output: there is no folder {options.output.parent}")
     set_up_rendering()
-    th.set_num_threads(1)
 
     # paths first: nothing is loaded before all are known to exist
     sources: list[tuple[str, Path]] = []

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
-import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -70,7 +69,6 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     if not options.picture.parent.is_dir():
         parser.error(f"--picture: there is no folder {options.picture.parent}")
 
-    th.set_num_threads(1)
     env = VecNormalize(make_vec_env(options.env, seed=options.seed), norm_reward=False)
     callback = UncertaintyCallback()
     UATRPO("MlpPolicy", env, seed=options.seed, device="cpu").learn(options.n_timesteps, callback=callback)

@@ -11,7 +11,6 @@ state of the environment and of the global random generators: training resumes w
 import argparse
 from pathlib import Path
 
-import torch as th
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -26,7 +25,6 @@ def main(args: list[str] | None = None) -> UATRPO:
     options = parser.parse_args(args)
     if options.n_timesteps < 1:
         parser.error(f"--n-timesteps must be at least 1, but it is {options.n_timesteps}")
-    th.set_num_threads(1)
 
     env = VecNormalize(make_vec_env("Pendulum-v1", seed=0), norm_reward=False, gamma=0.95)
     model = UATRPO("MlpPolicy", env, gamma=0.95, seed=0, device="cpu", verbose=1)

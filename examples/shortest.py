@@ -7,7 +7,6 @@ The shortest script that trains an agent and lets it act.
 import argparse
 
 import gymnasium as gym
-import torch as th
 
 from sb3_uatrpo import RECOMMENDED_DISCRETE, UATRPO
 
@@ -17,8 +16,6 @@ def main(args: list[str] | None = None) -> UATRPO:
     parser.add_argument("--n-timesteps", type=int, default=30_000)
     options = parser.parse_args(args)
 
-    # a second thread gains small networks little
-    th.set_num_threads(1)
     model = UATRPO("MlpPolicy", "CartPole-v1", **RECOMMENDED_DISCRETE, device="cpu", verbose=1)
     model.learn(total_timesteps=options.n_timesteps)
 

@@ -10,7 +10,6 @@ update also sees more data, so the uncertainty really is smaller. If the amount 
 
 import argparse
 
-import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
@@ -25,7 +24,6 @@ def main(args: list[str] | None = None) -> UATRPO:
     options = parser.parse_args(args)
     if options.n_envs < 1:
         parser.error(f"--n-envs must be at least 1, but it is {options.n_envs}")
-    th.set_num_threads(1)
 
     env = make_vec_env("Pendulum-v1", n_envs=options.n_envs, seed=0, vec_env_cls=SubprocVecEnv)
     env = VecNormalize(env, norm_reward=False, gamma=0.95)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.vec_env import VecNormalize
@@ -77,7 +76,6 @@ def main(args: list[str] | None = None) -> UATRPO:
     options = parser.parse_args(args)
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    th.set_num_threads(1)
 
     env = VecNormalize(make_vec_env(options.env, seed=options.seed), norm_reward=False, gamma=0.95)
     model = UATRPO("MlpPolicy", env, gamma=0.95, seed=options.seed, device="cpu")

@@ -17,7 +17,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
@@ -138,9 +137,6 @@ def main(args: list[str] | None = None) -> Path:
     # otherwise the picture would show the evaluations of an earlier run, and the episodes of its second environment
     for earlier in (folder / "evaluations.npz", *folder.glob("*.monitor.csv")):
         earlier.unlink(missing_ok=True)
-
-    # A second thread gains small networks little
-    th.set_num_threads(1)
 
     cls, settings = ALGORITHMS[options.algo]
     n_envs = 1

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
@@ -132,7 +131,6 @@ def main(args: list[str] | None = None) -> UATRPO:
     options = parser.parse_args(args)
     if not 1 <= options.n_envs <= 2000:
         parser.error(f"--n-envs must be from 1 to 2000, but it is {options.n_envs}")
-    th.set_num_threads(1)
 
     if options.envpool is None:
         batch: Any = PointMass(options.n_envs, options.seed)

@@ -17,8 +17,9 @@ from sb3_uatrpo.core.layers import Layer
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: TANH, nn.ReLU: RELU}
 #: Numbers in a network's ∂h/∂z that cost next to nothing.
 _SMALL = 4096
-#: An actor of at most so many weights is updated by one torch thread. With two hidden layers of 64, 128 and 256 (67,000
-#: weights), an update by two threads took 1.4 to 22 times as long on two cores; larger networks were not measured.
+#: An actor of at most so many weights is updated by one torch thread. On two idle cores, two threads took 1.9 to 17
+#: times as long with widths of 64 to 256 (benchmarks/measure_threads.py), and 1.7 to 2.1 times with 512, where eight
+#: threads of a larger machine took half as long as one (docs/performance.md).
 ONE_THREAD_WEIGHTS = 2**17
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -126,7 +126,7 @@ def test_the_table_of_defaults_is_that_of_the_signatures():
     for name, *cells in rows:
         assert cells == [repr(of_class[name]) if name in of_class else "–" for of_class in defaults], name
     alone = dict(re.findall(r"`(\w+)=([^`]+)`", section.split("`UATRPO` alone has")[1]))
-    assert len(alone) == 9
+    assert len(alone) == 10
     for name, default in alone.items():
         assert eval(default) == defaults[0][name], name
         assert not any(name in of_class for of_class in defaults[1:]), name
