@@ -205,5 +205,5 @@ def check_finite(rollout_buffer: RolloutBuffer, name: str) -> None:
         what = f"{name}[{key!r}]" if key else name
         raise NonFiniteRolloutError(
             f"The rollout's {what} are not finite: {array[where]} at timestep {step} of environment {env}. "
-            "Nothing was updated: policy, critic and sketch are those of the last update."
+            "Nothing was updated: the model is that of the last update."
         )

@@ -51,9 +51,10 @@ class PlainMLP:
     halves: Array
 
     @staticmethod
-    def of_layers(policy: Any) -> "PlainMLP | None":
+    def of_layers(policy: Any, distribution: Any) -> "PlainMLP | None":
         """
         :param policy: a policy of plain parts, see ``policies.plain_mlp``
+        :param distribution: its action distribution, diagonal Gaussian or categorical
         :return: its layers; None if they are not a chain, or if a parameter is empty, missing or used twice
         """
         extractor = policy.mlp_extractor
@@ -65,7 +66,7 @@ class PlainMLP:
             [(linear._parameters, name) for linear, _ in layers for name in ("weight", "bias")]
             for layers in (actor, critic)
         ]
-        is_gaussian = isinstance(policy._action_dist, DiagGaussianDistribution)
+        is_gaussian = isinstance(distribution, DiagGaussianDistribution)
         if is_gaussian:
             # log σ must be a parameter, not a function of parameters, with a number for each action dimension
             places[0].append((policy._parameters, "log_std"))

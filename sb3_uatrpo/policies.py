@@ -128,7 +128,7 @@ def plain_mlp(policy: Any) -> PlainMLP | None:
         and not any_hooks(modules, params)
         and not any(_hides_a_method(part) for part in (*modules, distribution))
     ):
-        return PlainMLP.of_layers(policy)
+        return PlainMLP.of_layers(policy, distribution)
     return None
 
 

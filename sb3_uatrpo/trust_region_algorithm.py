@@ -376,7 +376,8 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         if not actor.params:
             return refused("the actor has no trainable parameters")
         estimates = self._estimate(actor, batch, n_trajectories)
-        old_log_probs = actor.head.log_prob(estimates.batch.head(), batch.actions)
+        old_head = estimates.batch.head()
+        old_log_probs = actor.head.log_prob(old_head, batch.actions)
         self._check_log_probs(actor, batch, old_log_probs)
         if self._has_one_action:
             return known | diagnose_step(unchanged, 0.0)
@@ -391,7 +392,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
             return refused("the trust region does not bound the update direction")
         known |= length.diagnostics
         max_kl = self.line_search_kl_factor * length.kl_estimated
-        result = self._search(actor, batch, estimates, old_log_probs, length.eta * direction.vector, max_kl)
+        result = self._search(actor, batch, old_head, old_log_probs, length.eta * direction.vector, max_kl)
         if result.accepted is None and not math.isfinite(result.proposed.kl):
             warn("the KL divergence of the full step is not finite, and no shorter step was accepted")
         return known | diagnose_line_search(result, length.kl_estimated, unchanged)
@@ -418,14 +419,12 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         self,
         actor: Actor,
         batch: Batch,
-        estimates: PolicyEstimates,
+        old_head: th.Tensor,
         old_log_probs: th.Tensor,
         step: th.Tensor,
         max_kl: float,
     ) -> LineSearchResult:
         """Move the actor along the step as far as the line search allows, or leave it exactly where it was."""
-        old_head = estimates.batch.head()
-
         with actor.moving_along(step) as move:
 
             def evaluate(fraction: float) -> Evaluation:

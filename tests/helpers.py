@@ -129,7 +129,7 @@ def take_apart(monkeypatch) -> None:
 
     def layered(self, policy):
         init(self, policy)
-        self._layers = PlainMLP.of_layers(policy)
+        self._layers = PlainMLP.of_layers(policy, policy.action_dist)
 
     monkeypatch.setattr(Actor, "__init__", layered)
 

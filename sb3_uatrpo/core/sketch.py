@@ -141,8 +141,7 @@ class Sketch:
 
     def state_dict(self) -> dict[str, th.Tensor]:
         """
-        :return: the whole state; the generator's, the only entry that is not floating point, comes last, since
-            Stable-Baselines3's tests perturb all entries but the last
+        :return: the whole state; the generator's, the only entry that is not floating point, comes last
         """
         return {
             "omega": self.omega,
@@ -176,8 +175,8 @@ class Sketch:
             weight.item() == 0.0 and any(bool(part.any()) for part in averages)
         ):
             raise ValueError(
-                "path: the sketch's moving averages must be finite, and zero while their weight is zero, but those of "
-                "the file are not; sketch.clear() before saving leaves them out"
+                "the sketch's moving averages must be finite, and zero while their weight is zero, but those of the "
+                "state are not; clear() before saving leaves them out"
             )
         self.generator.set_state(state["generator"].cpu())
         # clones keep the strides, and so the column-major layout

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.results import GROUP, Results, joined, learning_curves
@@ -27,6 +27,10 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
+# Panels with fewer runs of some algorithm say so
+FEW_RUNS = 5
+
+
 def draw_pictures(results: Results, output: Path) -> list[str]:
     """Draw the pictures of a report into a folder, as PNG and SVG; return the names of those with data to show."""
     drawn: list[str] = []
@@ -36,6 +40,9 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
             # an earlier report's picture must not remain
             path.unlink(missing_ok=True)
             if grid is not None:
+                for ax in grid.axes.flat:
+                    if ax.get_title() in few:
+                        ax.set_title(few[ax.get_title()])
                 # without its date, an unchanged picture is an unchanged file
                 grid.savefig(path, dpi=120, metadata={"Date": None})
         drawn.extend([name] if grid is not None else [])
@@ -50,6 +57,10 @@ def draw_pictures(results: Results, output: Path) -> list[str]:
         return _lines(labels, {names: part for names, part in parts.items() if len(part)}, *axes)
 
     labels, samples, differences = results.labels, results.samples, results.differences
+    fewest: dict[str, int] = {}
+    for (*panel, _), x in samples.items():
+        fewest[joined(panel)] = min(len(x), fewest.get(joined(panel), len(x)))
+    few = {panel: f"{panel} (fewest runs: {n})" for panel, n in fewest.items() if n < FEW_RUNS}
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
     ratios["part"] = np.ceil(ratios.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
     cvars = {of: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for of, x in samples.items() if x.ndim == 1}
@@ -80,8 +91,15 @@ def _facets(table: pd.DataFrame, draw: Callable[..., None], labels: list[str], *
     look |= {"col": "panel", "col_wrap": n if table.condition.any() else {1: 1, 2: 2, 4: 2}.get(n, 3)}
     look |= {"sharex": False, "sharey": False, "despine": False, "height": 2.7, "aspect": 1.35}
     grid = sns.FacetGrid(table, **{**look, **options}).map_dataframe(draw).set_titles("{col_name}")
-    if labels:
-        sns.move_legend(grid.add_legend(title=""), "lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+    shown = [label for label in labels if label in set(table.label)]
+    if shown:
+        sns.move_legend(
+            grid.add_legend(title="", label_order=shown),
+            "lower center",
+            bbox_to_anchor=(0.5, 1),
+            ncols=3,
+            frameon=False,
+        )
     return grid
 
 
@@ -100,9 +118,12 @@ def _lines(
     if not parts:
         return None
     grid = _facets(pd.concat(parts, names=GROUP).reset_index(GROUP), draw, labels).set_axis_labels(xlabel, ylabel)
-    for ax in grid.axes.flat if xlabel == STEPS else ():
-        ax.set_xlim(left=0)
-        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for ax in grid.axes.flat:
+        # more labels would overlap in a small panel
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        if xlabel == STEPS:
+            ax.set_xlim(left=0)
+            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     return grid
 
 

@@ -57,7 +57,7 @@ class Study:
 def read_study(*folders: str | os.PathLike[str]) -> Study:
     """
     :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies or records in the
-        earlier format, such as ``benchmarks/results/paper``
+        earlier format
     :return: their tables. A run that is there more than once counts once, a finished one rather than a failed one.
     :raises StudyError: if a folder is none of these, or a run is there twice with different episodes
     """

@@ -5,9 +5,13 @@ RL Zoo calls a sampler with optuna's trial, the number of dimensions of continuo
 environments, and arguments that are not used here. It returns arguments of a constructor.
 """
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+from sb3_uatrpo.presets import RECOMMENDED
+from sb3_uatrpo.uatrpo import UATRPO
 
 if TYPE_CHECKING:
     import optuna
@@ -19,25 +23,29 @@ NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 # Small values do not behave like 0, so there is no continuous range to sample from
 SHRINKAGES = (0.5, 0.75, 0.9, 0.97)
-# ``sb3_uatrpo.RECOMMENDED``, as a trial samples it
-RECOMMENDED_TRIAL: dict[str, Any] = {
-    "n_steps": 2000,
-    "batch_size": 50,
-    "one_minus_gamma": 0.01,
-    "one_minus_gae_lambda": 0.05,
-    "learning_rate": 1e-3,
-    "n_critic_updates": 5,
-    "sub_sampling_factor": 10,
-    "net_arch": "small",
-    "activation_fn": "tanh",
-    "log_std_init": -1.0,
-    "uncertainty_coef": 6e-4,
-    "n_projections": 200,
-    "ema_beta": 0.9,
-    "step_length_samples": "batch",
-    "target_kl": 0.02,
-    "shrinkage": 0.75,
-}
+
+
+def _recommended_trial() -> dict[str, Any]:
+    """``sb3_uatrpo.RECOMMENDED``, and the constructor's defaults, as a trial samples them."""
+    arguments = {name: param.default for name, param in inspect.signature(UATRPO).parameters.items()} | RECOMMENDED
+    return {
+        "one_minus_gamma": round(1.0 - arguments["gamma"], 10),
+        "one_minus_gae_lambda": round(1.0 - arguments["gae_lambda"], 10),
+        # the policy's defaults
+        "net_arch": "small",
+        "activation_fn": "tanh",
+        "log_std_init": float(arguments["policy_kwargs"]["log_std_init"]),
+        **{
+            name: arguments[name]
+            for name in (
+                "n_steps", "batch_size", "learning_rate", "n_critic_updates", "sub_sampling_factor", "uncertainty_coef",
+                "n_projections", "ema_beta", "step_length_samples", "target_kl", "shrinkage",
+            )
+        },
+    }  # fmt: skip
+
+
+RECOMMENDED_TRIAL = _recommended_trial()
 
 
 def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 
 from sb3_uatrpo.study import read_records
 from sb3_uatrpo.study.plan import NOISE, Run, StudyError, parse_seeds, plan, read_study_file, split_assignment, versions
+from tests.study.synthetic import write_run
 
 
 def test_names_and_folders():
@@ -285,3 +288,16 @@ def test_a_study_file_that_makes_no_sense_is_one_line(text, message, tmp_path):
     assert str(caught.value).startswith(f"{file}: ")
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("missing", ["pandas", "scipy"])
+def test_without_its_extra_the_command_ends_with_a_line(tmp_path, missing):
+    write_run(tmp_path / "study")
+    code = (
+        f"import runpy, sys; sys.modules[{missing!r}] = None; sys.argv = ['study', 'report', '--folder', 'study']\n"
+        "runpy.run_module('sb3_uatrpo.study', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert 'run pip install ".[study,ray]"' in ended.stderr

@@ -1,5 +1,6 @@
 """Reports on made-up runs, whose numbers are known."""
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_pictures_are_those_with_data_and_the_same_each_time(tmp_path):
         report([folder], output)
     # a row for each environment, a column for each condition
     assert {tuple(ax.get_title() for ax in of.args[0].axes.flat) for of in save.call_args_list} == {
-        ("Hopper-v4", "Hopper-v4, noise=1")
+        ("Hopper-v4 (fewest runs: 2)", "Hopper-v4, noise=1 (fewest runs: 2)")
     }
     assert {path.name: path.read_bytes() for path in output.iterdir()} == first
     # without evaluations and KL ratios, earlier pictures go
@@ -74,6 +75,34 @@ def test_pictures_are_those_with_data_and_the_same_each_time(tmp_path):
     kept = {"learning_curves", "cvar", "cvar_over_training", "interquartile_means", "performance_profiles"}
     assert {path.stem for path in output.glob("*.png")} == kept
     assert "There are no KL ratios." in text
+
+
+def test_pictures_name_algorithms_with_data_and_panels_with_few_runs(tmp_path):
+    folder = tmp_path / "study"
+    for seed in range(5):
+        write_run(folder, "uatrpo", seed=seed)
+        write_run(folder, "uatrpo", "HalfCheetah-v4", seed=seed)
+        write_run(folder, "ppo", seed=seed, kl_ratio=None)
+    write_run(folder, "ppo", "HalfCheetah-v4", kl_ratio=None)
+    drawn = {}
+    savefig = sns.FacetGrid.savefig
+
+    def keep(grid, path, **options):
+        drawn[path.stem] = grid
+        savefig(grid, path, **options)
+
+    with mock.patch.object(sns.FacetGrid, "savefig", keep):
+        report([folder], tmp_path / "report")
+    legends = {name: {text.get_text() for text in drawn[name].figure.legends[0].texts} for name in ("cvar", "kl_ratio")}
+    assert legends == {"cvar": {"ppo", "uatrpo"}, "kl_ratio": {"uatrpo"}}
+    titles = {ax.get_title() for ax in drawn["learning_curves"].axes.flat}
+    assert titles == {"Hopper-v4", "HalfCheetah-v4 (fewest runs: 1)"}
+    for ax in drawn["performance_profiles"].axes.flat:
+        low, high = ax.get_xlim()
+        labels = [label for label in ax.get_xticklabels() if low <= label.get_position()[0] <= high]
+        extents = [label.get_window_extent() for label in labels]
+        assert len(extents) > 1
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(extents))
 
 
 def test_every_number_of_the_tables(tmp_path, page):
