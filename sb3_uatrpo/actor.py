@@ -10,6 +10,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import nn
+from torch.backends import cudnn
 from torch.distributions import Normal
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -94,6 +96,10 @@ class Actor:
             self.policy.set_training_mode(False)
             hooks = nullcontext() if self._hooks is None else self._hooks.attached(False)
             with ExitStack() as self._torch_settings, self.distribution_of_its_own(), hooks:
+                if self.policy.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in self.policy.modules()):
+                    # cuDNN's recurrent layers have no second derivatives, and no first ones in evaluation mode
+                    self._torch_settings.callback(setattr, cudnn, "enabled", cudnn.enabled)
+                    cudnn.enabled = False
                 yield
         finally:
             self.policy.set_training_mode(training)

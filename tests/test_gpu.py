@@ -16,7 +16,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, NatureCNN
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from tests.helpers import DICT, SmallCombined, collect, logged, make_model
@@ -27,8 +27,23 @@ KNOWN_WARNINGS = ("You are trying to run", "Attempting to run cuBLAS")
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in KNOWN_WARNINGS]
 PRECISIONS = {"float64": (th.float64, 1e-8), "float32": (th.float32, 1e-3)}
 IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+
+
+class Recurrent(BaseFeaturesExtractor):
+    """A GRU over the numbers of an observation."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 8)
+        self.gru = th.nn.GRU(1, 8, batch_first=True)
+
+    def forward(self, observations):
+        return self.gru(observations.flatten(1)[..., None])[0][:, -1]
+
+
 KINDS = {
     "mlp": {"action_space": "box"},
+    # cuDNN's layers cannot be differentiated twice
+    "recurrent": {"action_space": "box"},
     "discrete": {"action_space": "discrete"},
     "gsde": {"action_space": "box", "use_sde": True},
     # a fresh network: with large weights, the activations of a NatureCNN grow from layer to layer
@@ -60,7 +75,7 @@ def on_gpu(test):
 
 def model_on(device: str, method: str, kind: str, dtype: th.dtype = th.float64):
     cls, options = METHODS[method]
-    extractor = {"cnn": NatureCNN, "dict": SmallCombined}.get(kind, FlattenExtractor)
+    extractor = {"cnn": NatureCNN, "dict": SmallCombined, "recurrent": Recurrent}.get(kind, FlattenExtractor)
     policy_kwargs = {"net_arch": [4], "features_extractor_class": extractor}
     options = {**options, **KINDS[kind], "policy_kwargs": policy_kwargs, "n_envs": 2, "device": device}
     if dtype == th.float64:
