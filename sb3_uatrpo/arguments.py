@@ -137,6 +137,7 @@ RULES: dict[str, Rule] = {
     "gamma": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
     "gae_lambda": partial(check_real, low=0.0, high=1.0, low_included=True, high_included=True),
     "sub_sampling_factor": partial(check_integer, low=1),
+    "n_reused_rollouts": partial(check_integer, low=0),
     "normalize_advantage": check_bool,
     "adversarial_noise": check_rate,
     "line_search_shrinking_factor": partial(check_real, low=0.0, high=1.0),

@@ -72,6 +72,7 @@ class MatchedTRPO(TrustRegionAlgorithm):
         cg_max_steps: int = 20,
         cg_damping: float = 0.1,
         sub_sampling_factor: int = 10,
+        n_reused_rollouts: int = 0,
         normalize_advantage: bool = True,
         adversarial_noise: float = 0.0,
         line_search_shrinking_factor: float = 0.8,

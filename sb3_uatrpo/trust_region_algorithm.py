@@ -16,6 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import explained_variance, update_learning_rate
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
@@ -38,6 +39,7 @@ from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import one_thread_if_small
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.policy_check import check_policy
+from sb3_uatrpo.rollout_pool import RolloutPool, check_buffer
 
 #: Keeps the random numbers of the subsample apart from those of Ω
 SUBSAMPLE = 1
@@ -70,6 +72,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     n_critic_updates: int
     normalize_advantage: bool
     sub_sampling_factor: int
+    n_reused_rollouts: int
     adversarial_noise: float
     fast_rollouts: bool
     #: whether the last call of ``learn`` was on observations that VecNormalize had normalised
@@ -129,6 +132,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         # load() restores it; the constructor makes it
         if "subsample_generator" not in vars(self):
             self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
+        self.rollout_pool = RolloutPool(self.n_reused_rollouts)
+        if self.n_reused_rollouts > 0:
+            check_buffer(self.rollout_buffer)
         #: names of the parameters that some batch has used
         self._acting_params: list[str] = vars(self).get("_acting_params", [])
         self._n_actor_params, self._first_error = check_policy(self.policy)
@@ -138,8 +144,23 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         return isinstance(self.action_space, spaces.Discrete) and self.action_space.n == 1
 
     def _excluded_save_params(self) -> list[str]:
-        # an exception may hold anything
-        return [*super()._excluded_save_params(), "_first_error"]
+        # an exception may hold anything; rollouts are a state dict
+        return [*super()._excluded_save_params(), "_first_error", "rollout_pool"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, variables = super()._get_torch_save_params()
+        return [*state_dicts, "rollout_pool"] if self.n_reused_rollouts > 0 else state_dicts, variables
+
+    def set_parameters(
+        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As Stable-Baselines3's. Old rollouts may be missing, and are left out where none are reused."""
+        given = load_path_or_dict
+        params: dict[str, Any] = dict(given) if isinstance(given, dict) else load_from_zip_file(given, device=device)[1]
+        rollouts = params.pop("rollout_pool", {})
+        if self.n_reused_rollouts > 0:
+            params["rollout_pool"] = rollouts
+        super().set_parameters(params, exact_match, device)
 
     # by default, it would look for a policy of another name
     def _maybe_recommend_cpu(self, mlp_class_name: str = "MlpPolicy") -> None:
@@ -191,6 +212,7 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """Replace the environment, as Stable-Baselines3 does; the arguments are its own."""
         super().set_env(env, force_reset)
+        self.rollout_pool.clear()
         assert self.env is not None
         self._vec_normalize_env = unwrap_vec_normalize(self.env)
         self._warn_of_raw_observations()
@@ -286,8 +308,14 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         with actor.differentiable_policy():
             self._check_observations(actor, batch)
             self._update_learning_rate(self.policy.optimizer)
+            newest, known = batch, {"n_trajectories": float(count_trajectories(self.rollout_buffer))}
+            if self.n_reused_rollouts > 0:
+                check_buffer(self.rollout_buffer)
+                batch, known = self.rollout_pool.join(
+                    newest, self.rollout_buffer, self.policy, self.gae_lambda, self.normalize_advantage
+                )
             self._find_params(actor, batch)
-            found = self._update_actor(actor, batch)
+            found = self._update_actor(actor, batch, len(newest), known)
             # The critic's epochs do not change the actor's parameters, but may change batch-norm statistics of both
             stepped = actor.heads(batch) if any(True for _ in self.policy.buffers()) else None
         with actor.distribution_of_its_own():
@@ -296,7 +324,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         if stepped is not None:
             with actor.differentiable_policy():
                 drift["critic_kl"] = actor.head.kl(stepped, actor.heads(batch)).mean().item()
-        self._show_distribution(batch)
+        self._show_distribution(newest)
+        if self.n_reused_rollouts > 0:
+            self.rollout_pool.add(self.rollout_buffer, self._last_obs, self._last_episode_starts)
         self._n_updates += 1
         self._log({**found, **self._diagnose_critic(losses), **drift})
         if actor.params and not self._has_one_action:
@@ -356,15 +386,15 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
             update_learning_rate(optimizer, rate)
 
-    def _update_actor(self, actor: Actor, batch: Batch) -> dict[str, float]:
+    def _update_actor(self, actor: Actor, batch: Batch, n_newest: int, known: dict[str, float]) -> dict[str, float]:
         """
         Find a step and move the actor along it as far as the line search allows.
 
+        :param n_newest: so many timesteps of the batch, its first, are those of the newest rollout
+        :param known: values to log, among them ``n_trajectories``
         :return: values to log, by name
         """
         unchanged = Evaluation(objective=batch.advantages.mean().item(), kl=0.0)
-        n_trajectories = count_trajectories(self.rollout_buffer)
-        known: dict[str, float] = {"n_trajectories": n_trajectories}
 
         def warn(reason: str) -> None:
             warnings.warn(f"{type(self).__name__} left the policy unchanged: {reason}.", stacklevel=6)
@@ -375,10 +405,10 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
 
         if not actor.params:
             return refused("the actor has no trainable parameters")
-        estimates = self._estimate(actor, batch, n_trajectories)
+        estimates = self._estimate(actor, batch, int(known["n_trajectories"]))
         old_head = estimates.batch.head()
         old_log_probs = actor.head.log_prob(old_head, batch.actions)
-        self._check_log_probs(actor, batch, old_log_probs)
+        self._check_log_probs(actor, batch[:n_newest], old_log_probs[:n_newest])
         if self._has_one_action:
             return known | diagnose_step(unchanged, 0.0)
         direction = self._find_direction(estimates)

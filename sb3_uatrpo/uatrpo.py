@@ -97,6 +97,8 @@ class UATRPO(TrustRegionAlgorithm):
         with a warning. If not even one fits, construction fails, or the update that needs more room.
     :param save_sketch: Whether saved models contain the sketch, which continued training needs to go on exactly.
         ``False`` makes the files small, those of callbacks too.
+    :param n_reused_rollouts: N ≥ 0. The actor's update also uses the last N rollouts, with importance ratios; the
+        critic's does not. 0, as in the paper, uses the newest alone. Rollouts are kept in memory and in saved models.
     :param normalize_advantage: Whether to normalise the advantages over the batch. Without it, Σ grows with the
         square of the rewards' scale, and ``uncertainty_coef`` has to be chosen for that scale.
     :param adversarial_noise: size x ≥ 0 of an adversarial perturbation of the gradient, in standard errors: ĝ_j is
@@ -178,6 +180,7 @@ class UATRPO(TrustRegionAlgorithm):
         target_kl: float | None = None,
         sketch_memory_limit: int = 2**30,
         save_sketch: bool = True,
+        n_reused_rollouts: int = 0,
         normalize_advantage: bool = True,
         adversarial_noise: float = 0.0,
         line_search_shrinking_factor: float = 0.8,
@@ -298,6 +301,7 @@ class UATRPO(TrustRegionAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
+        # the generator's state, which is no float, comes last
         return [*state_dicts, "sketch"], variables
 
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:

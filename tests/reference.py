@@ -256,3 +256,39 @@ def mlp_output(layers, row: np.ndarray) -> np.ndarray:
 def mean_squared_error(layers, inputs: np.ndarray, targets: np.ndarray) -> float:
     """Mean squared error of a chain with one output."""
     return sum((mlp_output(layers, x)[0] - t) ** 2 for x, t in zip(inputs, targets, strict=True)) / len(targets)
+
+
+def truncated_advantages(policy, rollout: dict, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:
+    """
+    A and w of an old rollout, shapes (T, E), by the sum over what follows: A_t is the sum over k of γ^k λ^k times
+    δ_{t+k} times the product of min(1, w) over the timesteps t+1 to t+k, until the episode ends.
+    """
+    T, E = rollout["rewards"].shape
+    values, ratios = np.zeros((T + 1, E)), np.zeros((T, E))
+    for e in range(E):
+        for t in range(T):
+            obs = take_step(rollout["observations"], t, e)
+            action = th.as_tensor(rollout["actions"][t, e].astype(np.float32))[None]
+            values[t, e] = policy.predict_values(obs).item()
+            ratios[t, e] = np.exp(log_prob(policy, obs, action).sum().item() - float(rollout["log_probs"][t, e]))
+        values[T, e] = policy.predict_values(take_step(rollout["last_observations"], e)).item()
+    ends = np.concatenate([rollout["episode_starts"][1:], rollout["dones"][None]])
+    advantages = np.zeros((T, E))
+    for e in range(E):
+        for t in range(T):
+            weight = 1.0
+            for s in range(t, T):
+                if s > t:
+                    weight *= gamma * gae_lambda * min(1.0, ratios[s, e])
+                following = 0.0 if ends[s, e] else values[s + 1, e]
+                advantages[t, e] += weight * (rollout["rewards"][s, e] + gamma * following - values[s, e])
+                if ends[s, e]:
+                    break
+    return advantages, ratios
+
+
+def take_step(obs, *place):
+    """One timestep of observations, which may be a dict, as a batch."""
+    if isinstance(obs, dict):
+        return {key: th.as_tensor(value[place])[None] for key, value in obs.items()}
+    return th.as_tensor(obs[place])[None]

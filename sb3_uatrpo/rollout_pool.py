@@ -1,0 +1,211 @@
+"""
+Batch → batch: the newest rollout together with the last N, which earlier policies π_i collected.
+
+Each timestep of an old rollout gets the importance ratio w = π_θk(a|s)/π_i(a|s) and an advantage under today's critic,
+
+.. math:: \\delta_t=r_t+\\gamma(1-d_t)V(s_{t+1})-V(s_t), \\qquad
+    A_t=\\delta_t+\\gamma\\lambda(1-d_t)\\min(1,w_{t+1})A_{t+1},
+
+which is GAE where the policies are equal; the truncation is V-trace's (Espeholt et al., 2018). The newest rollout keeps
+its buffer's advantages, and has w = 1. The update takes wA in the place of A: ĝ is the mean of wA∇log π, the surrogate
+that of wA·π_θ/π_θk, Σ̂ the covariance of wA∇log π, and F̂ is over the states of all rollouts.
+
+Paper: Queeney, Paschalidis and Cassandras, *Generalized Policy Improvement Algorithms with Theoretically Supported
+Sample Reuse*, https://arxiv.org/abs/2206.13714, from which weights and step differ.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import obs_as_tensor
+
+from sb3_uatrpo.batch import Batch, count_trajectories, evaluate_actions, map_observations
+from sb3_uatrpo.buffers import LeanRolloutBuffer
+
+#: Timesteps of an old rollout that are evaluated at once
+PART = 1024
+_KINDS = (RolloutBuffer, DictRolloutBuffer, LeanRolloutBuffer)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """
+    T timesteps of E environments, as a flattened rollout buffer holds them, in its own types.
+
+    :param observations: shape ``(E·T, ...)``, environment by environment, or a dict of such
+    :param last_observations: those after the last timestep, shape ``(E, ...)``, or a dict of such
+    :param actions: shape ``(E·T, action_dim)``
+    :param log_probs: log π_i(a|s), shape ``(E·T,)``
+    :param rewards: shape ``(T, E)``
+    :param episode_starts: shape ``(T, E)``
+    :param dones: whether the last timestep ended an episode, shape ``(E,)``
+    :param n_trajectories: as ``count_trajectories`` counts them, shape ``(1,)``
+    """
+
+    observations: Any
+    last_observations: Any
+    actions: np.ndarray
+    log_probs: np.ndarray
+    rewards: np.ndarray
+    episode_starts: np.ndarray
+    dones: np.ndarray
+    n_trajectories: np.ndarray
+
+    def weighted(self, policy: ActorCriticPolicy, gamma: float, gae_lambda: float) -> tuple[Batch, th.Tensor]:
+        """
+        :param policy: today's, in evaluation mode
+        :param gamma: γ
+        :param gae_lambda: λ
+        :return: the timesteps with their advantages A and log π_θk, and w, shape ``(E·T,)``
+        """
+        T, E = self.rewards.shape
+        observations: Any = obs_as_tensor(self.observations, policy.device)
+        actions = th.as_tensor(self.actions, dtype=th.float32, device=policy.device)
+        evaluated = []
+        with th.no_grad():
+            for start in range(0, T * E, PART):
+                part = slice(start, start + PART)
+                rows = map_observations(lambda array, part=part: array[part], observations)
+                evaluated.append([x.flatten() for x in evaluate_actions(policy, rows, actions[part])[:2]])
+            last = policy.predict_values(obs_as_tensor(self.last_observations, policy.device)).double().cpu().numpy()
+        values, log_probs = (th.cat(parts) for parts in zip(*evaluated, strict=True))
+        ratios = (log_probs.double() - th.as_tensor(self.log_probs, device=policy.device).double()).exp()
+
+        def by_time(tensor: th.Tensor) -> np.ndarray:
+            return tensor.double().cpu().numpy().reshape(E, T).T
+
+        V, w = np.concatenate([by_time(values), last.reshape(1, E)]), by_time(ratios)
+        continues = 1.0 - np.concatenate([self.episode_starts[1:], self.dones[None]])
+        with np.errstate(all="ignore"):
+            deltas = self.rewards + gamma * continues * V[1:] - V[:-1]
+            # an episode that goes on after the last timestep has no further δ
+            truncated = np.concatenate([np.minimum(w[1:], 1.0), np.zeros((1, E))])
+            decays = gamma * gae_lambda * continues * truncated
+            advantages = np.empty_like(deltas)
+            advantage = np.zeros(E)
+            for t in range(T - 1, -1, -1):
+                advantages[t] = advantage = deltas[t] + decays[t] * advantage
+        flat = th.from_numpy(np.ascontiguousarray(advantages.T).reshape(-1)).to(policy.device)
+        return Batch(observations, actions, flat, log_probs), ratios
+
+
+class RolloutPool:
+    """
+    The last N rollouts.
+
+    :param n_rollouts: N
+    """
+
+    def __init__(self, n_rollouts: int) -> None:
+        self._rollouts: deque[Rollout] = deque(maxlen=n_rollouts)
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    def join(
+        self, newest: Batch, buffer: RolloutBuffer, policy: ActorCriticPolicy, gae_lambda: float, normalize: bool
+    ) -> tuple[Batch, dict[str, float]]:
+        """
+        A rollout whose ratios or advantages are not finite is dropped.
+
+        :param newest: the rollout of the buffer, whose advantages are taken from there
+        :param buffer: the full buffer, flattened
+        :param policy: today's, in evaluation mode
+        :param gae_lambda: λ
+        :param normalize: centre the advantages by their weighted mean, and scale by the standard deviation of wA
+        :return: the newest rollout, followed by the older ones, with wA as advantages; and values to log, by name
+        """
+        own = th.as_tensor(buffer.advantages.reshape(-1), device=newest.advantages.device).double()
+        parts, ratios = [newest], [th.ones_like(own)]
+        advantages, kept = [own], []
+        for rollout in self._rollouts:
+            steps, w = rollout.weighted(policy, buffer.gamma, gae_lambda)
+            if bool((w * steps.advantages).isfinite().all() and w.isfinite().all()):
+                kept.append(rollout)
+                parts.append(steps)
+                ratios.append(w)
+                advantages.append(steps.advantages)
+        self._replace(kept)
+        w, A = th.cat(ratios), th.cat(advantages)
+        if normalize:
+            A = A - (w * A).mean() / w.mean()
+            A = A / ((w * A).std() + 1e-8)
+        batch = Batch(
+            map_observations(lambda *tensors: th.cat(tensors), *(part.observations for part in parts)),
+            th.cat([part.actions for part in parts]),
+            (w * A).to(newest.advantages.dtype),
+            th.cat([part.log_probs for part in parts]),
+        )
+        share = (w.sum() ** 2 / (len(w) * (w**2).sum())).item()
+        n_trajectories = count_trajectories(buffer) + sum(int(rollout.n_trajectories.item()) for rollout in kept)
+        return batch, {
+            "n_trajectories": n_trajectories, "effective_sample_share": share, "n_rollouts": 1 + len(kept)
+        }  # fmt: skip
+
+    def add(self, buffer: RolloutBuffer, last_observations: Any, dones: Any) -> None:
+        """
+        Keep the buffer's rollout: its arrays, which it does not use again after ``reset``.
+
+        :param buffer: a full buffer, flattened
+        :param last_observations: the observations after the last timestep
+        :param dones: whether the last timestep ended an episode
+        """
+        self._rollouts.append(
+            Rollout(
+                buffer.observations,
+                map_observations(np.copy, last_observations),
+                buffer.actions,
+                buffer.log_probs.reshape(-1),
+                buffer.rewards,
+                buffer.episode_starts,
+                np.array(dones, np.float32),
+                np.array([count_trajectories(buffer)]),
+            )
+        )
+
+    def clear(self) -> None:
+        """Forget all rollouts."""
+        self._rollouts.clear()
+
+    def _replace(self, rollouts: Iterable[Rollout]) -> None:
+        self._rollouts = deque(rollouts, maxlen=self._rollouts.maxlen)
+
+    def state_dict(self) -> dict[str, th.Tensor]:
+        """:return: every array as a tensor, named by its rollout, oldest first, its field and its key"""
+        return {
+            f"{i}/{name}/{key}": th.from_numpy(array)
+            for i, rollout in enumerate(self._rollouts)
+            for name, value in vars(rollout).items()
+            for key, array in (value.items() if isinstance(value, dict) else [("", value)])
+        }
+
+    def load_state_dict(self, state_dict: dict[str, th.Tensor], strict: bool = True) -> None:
+        """
+        :param state_dict: what ``state_dict`` returned; of more than N rollouts, the last N are kept
+        :param strict: not used: any number of rollouts will do
+        """
+        rollouts: dict[str, dict[str, Any]] = {}
+        for path, tensor in state_dict.items():
+            i, name, key = path.split("/", 2)
+            fields = rollouts.setdefault(i, {})
+            array = tensor.cpu().numpy().copy()
+            if key:
+                fields.setdefault(name, {})[key] = array
+            else:
+                fields[name] = array
+        self._replace(Rollout(**fields) for fields in rollouts.values())
+
+
+def check_buffer(buffer: RolloutBuffer) -> None:
+    """:raises ValueError: if the buffer's ``get`` or memory may be the user's own"""
+    if type(buffer) not in _KINDS or "get" in vars(buffer):
+        raise ValueError(
+            "n_reused_rollouts must be 0 with a rollout buffer that is not one of Stable-Baselines3's, but "
+            f"rollout_buffer_class is {type(buffer).__name__}"
+        )

@@ -1,0 +1,263 @@
+"""Old rollouts in the update: every number against the float64 reference, whole updates, and what is kept and saved."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo.batch import Batch, map_observations
+from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, logged, make_model
+from tests.reference import DoubleMultiInputPolicy, actor_parameters, n_trajectories, trpo_step, truncated_advantages
+from tests.test_update import reference_for
+
+BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+
+
+def rollout_of(model) -> dict:
+    """A copy of what the model has just collected, before the update."""
+    buffer = model.rollout_buffer
+    names = ("actions", "rewards", "episode_starts", "log_probs", "advantages")
+    return {
+        **{name: getattr(buffer, name).copy() for name in names},
+        "observations": map_observations(np.copy, buffer.observations),
+        "last_observations": map_observations(np.copy, model._last_obs),
+        "dones": model._last_episode_starts.copy(),
+    }
+
+
+def env_major(array):
+    return np.concatenate([array[:, e] for e in range(array.shape[1])])
+
+
+def expected_batch(model, rollouts: list[dict]):
+    """Observations, actions and standardised wA of the newest rollout, the last, and then of the others; and w."""
+    newest, older = rollouts[-1], rollouts[:-1]
+    advantages = [env_major(newest["advantages"]).astype(np.float64)]
+    ratios = [np.ones(len(advantages[0]))]
+    for rollout in older:
+        A, w = truncated_advantages(model.policy, rollout, model.gamma, model.gae_lambda)
+        advantages.append(env_major(A))
+        ratios.append(env_major(w))
+    A, w = np.concatenate(advantages), np.concatenate(ratios)
+    if model.normalize_advantage:
+        A = A - (w * A).sum() / w.sum()
+        A = A / ((w * A).std(ddof=1) + 1e-8)
+    ordered = [newest, *older]
+
+    def joined(*parts):
+        return th.as_tensor(np.concatenate([env_major(part) for part in parts]))
+
+    obs = map_observations(joined, *(rollout["observations"] for rollout in ordered))
+    actions = joined(*(rollout["actions"] for rollout in ordered)).float()
+    return obs, actions, th.as_tensor(w * A), w
+
+
+def check_updates(model, n_updates: int) -> None:
+    """Each update moves the actor by a fraction of the reference's step on the pooled batch, and logs its figures."""
+    is_uatrpo = isinstance(model, UATRPO)
+    if is_uatrpo:
+        model.sketch.draw()
+        reference = reference_for(model)
+    rollouts: list[dict] = []
+    for _ in range(n_updates):
+        collect(model)
+        rollouts = [*rollouts, rollout_of(model)][-1 - model.n_reused_rollouts :]
+        obs, actions, advantages, w = expected_batch(model, rollouts)
+        rows = th.arange(len(actions))
+        generator = copy.deepcopy(model.subsample_generator)
+        subsample = Batch(rows, rows, rows, rows).subsample(model.sub_sampling_factor, generator).actions.tolist()
+        n = sum(n_trajectories(rollout["episode_starts"]) for rollout in rollouts)
+        if is_uatrpo:
+            expected = reference.step(model.policy, obs, actions, advantages, subsample, n)
+            step = expected["step"]
+        else:
+            step = trpo_step(model.policy, obs, actions, advantages, subsample, model.target_kl, model.cg_damping)
+        before = actor_vector(model)
+        model.train()
+        log = logged(model)
+        assert log["n_trajectories"] == n
+        assert log["n_rollouts"] == len(rollouts)
+        assert log["effective_sample_share"] == pytest.approx(w.sum() ** 2 / len(w) / (w**2).sum(), rel=1e-5)
+        assert log["step_fraction"] > 0
+        if is_uatrpo:
+            for key in ("kl_estimated", "uncertainty_penalty", "radius_squared"):
+                assert log[key] == pytest.approx(expected[key], rel=1e-4), key
+        moved, wanted = actor_vector(model) - before, log["step_fraction"] * step
+        assert np.linalg.norm(moved - wanted) <= 1e-4 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES)
+@pytest.mark.parametrize("n_reused_rollouts", [1, 2])
+def test_updates_equal_the_dense_reference(action_space, n_reused_rollouts):
+    options = {"n_projections": 8, "n_envs": 2, "n_steps": 24, "target_kl": 0.01}
+    check_updates(make_model(UATRPO, action_space, n_reused_rollouts=n_reused_rollouts, **options), 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalize_advantage": False},
+        {"shrinkage": 0.75, "step_length_samples": "batch"},
+        {"use_sde": True},
+        {"sub_sampling_factor": 1, "n_envs": 1},
+        {"gamma": 1.0, "gae_lambda": 1.0},
+    ],
+    ids=str,
+)
+def test_options_equal_the_dense_reference(options):
+    kwargs = {"n_projections": 8, "n_envs": 3, "n_steps": 24, "target_kl": 0.01, "n_reused_rollouts": 1, **options}
+    check_updates(make_model(UATRPO, "box", **kwargs), 3)
+
+
+@pytest.mark.parametrize("action_space", ["box", "discrete"])
+def test_matched_trpo_equals_the_dense_reference(action_space):
+    options = {"n_envs": 2, "n_steps": 24, "cg_max_steps": 200, "n_reused_rollouts": 2}
+    check_updates(make_model(MatchedTRPO, action_space, **options), 4)
+
+
+def test_dict_observations_equal_the_dense_reference():
+    policy_kwargs = {"net_arch": [4], "features_extractor_class": SmallCombined}
+    options = {"policy": DoubleMultiInputPolicy, "observation_space": DICT, "policy_kwargs": policy_kwargs}
+    options |= {"n_projections": 8, "n_steps": 24}
+    check_updates(make_model(UATRPO, "box", n_reused_rollouts=1, target_kl=0.01, **options), 3)
+
+
+@BOTH
+def test_without_old_rollouts_nothing_changes(cls):
+    """The first update with N > 0 is that with N = 0, up to rounding of the standardised advantages."""
+    models = [make_model(cls, "box", n_envs=2, n_reused_rollouts=n).learn(96) for n in (0, 3)]
+    assert np.allclose(*map(actor_vector, models), rtol=1e-6, atol=1e-9)
+    assert "n_rollouts" not in logged(models[0])
+
+
+def test_with_equal_policies_the_advantages_are_gae():
+    model = make_model(UATRPO, "box", n_envs=2, n_reused_rollouts=1, n_critic_updates=0)
+    collect(model)
+    rollout = rollout_of(model)
+    start = actor_vector(model)
+    model.train()
+    # back to where it was
+    params = actor_parameters(model.policy)
+    with th.no_grad():
+        for param, part in zip(params, th.as_tensor(start).split([p.numel() for p in params]), strict=True):
+            param.copy_(part.view_as(param))
+    model.policy.set_training_mode(False)
+    steps, w = model.rollout_pool._rollouts[0].weighted(model.policy, model.gamma, model.gae_lambda)
+    assert np.allclose(w, 1.0, atol=1e-5)
+    assert np.allclose(steps.advantages, env_major(rollout["advantages"]), rtol=1e-4, atol=1e-4)
+
+
+RESUMED = {
+    "MlpPolicy": {"policy_kwargs": {"net_arch": [4]}},
+    "CnnPolicy": {"observation_space": IMAGE, "policy_kwargs": {}},
+    "MultiInputPolicy": {"observation_space": DICT, "policy_kwargs": {"features_extractor_class": SmallCombined}},
+}
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:.*holds a sketch of")
+@pytest.mark.parametrize("policy", RESUMED)
+def test_a_resumed_run_goes_on_bit_for_bit(cls, policy, tmp_path):
+    options = {"policy": policy, "double": False, "spread": False, "n_steps": 16, "n_envs": 2, **RESUMED[policy]}
+    model = make_model(cls, "box", n_reused_rollouts=2, **options)
+    model.learn(4 * 32)
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=model.env, device="cpu")
+    copied = copy.deepcopy(model)
+    assert len(loaded.rollout_pool) == 2
+    collect(model)
+    for other in (loaded, copied):
+        other.set_logger(model.logger)
+        other.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+        other._last_obs, other._last_episode_starts = model._last_obs, model._last_episode_starts
+    state = np.random.get_state()
+    for each in (model, loaded, copied):
+        np.random.set_state(state)
+        each.train()
+    for other in (loaded, copied):
+        states = other.policy.state_dict()
+        assert all(th.equal(value, states[name]) for name, value in model.policy.state_dict().items())
+
+
+@BOTH
+def test_files_of_another_n_are_loaded(cls, tmp_path):
+    model = make_model(cls, "box", n_reused_rollouts=2, double=False).learn(3 * 48)
+    model.save(tmp_path / "two")
+    assert len(cls.load(tmp_path / "two", env=model.env, n_reused_rollouts=1).rollout_pool) == 1
+    assert len(cls.load(tmp_path / "two", env=model.env, n_reused_rollouts=0).learn(48).rollout_pool) == 0
+    plain = make_model(cls, "box", double=False).learn(48)
+    plain.save(tmp_path / "none")
+    loaded = cls.load(tmp_path / "none", env=model.env, n_reused_rollouts=1).learn(2 * 48)
+    assert len(loaded.rollout_pool) == 1
+    loaded.set_parameters(str(tmp_path / "two"))
+    assert len(loaded.rollout_pool) == 1
+
+
+@BOTH
+def test_another_environment_clears_the_pool(cls):
+    model = cls("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, n_reused_rollouts=2, device="cpu").learn(192)
+    assert len(model.rollout_pool) == 2
+    model.set_env(make_vec_env("Pendulum-v1"))
+    assert len(model.rollout_pool) == 0
+    model.learn(64)
+
+
+@BOTH
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_rollout_whose_ratios_are_not_finite_is_dropped(cls, value):
+    model = make_model(cls, "box", n_reused_rollouts=2).learn(3 * 48)
+    model.rollout_pool._rollouts[0].log_probs[3] = value
+    model.learn(48)
+    assert model.logger.name_to_value["train/n_rollouts"] == 2
+    # the newest took its place
+    assert len(model.rollout_pool) == 2
+    assert np.isfinite(actor_vector(model)).all()
+
+
+class OwnBuffer(RolloutBuffer):
+    """A user's."""
+
+
+@BOTH
+def test_a_buffer_of_the_users_own_is_refused(cls):
+    with pytest.raises(ValueError, match=r"n_reused_rollouts must be 0.*OwnBuffer"):
+        make_model(cls, "box", n_reused_rollouts=1, rollout_buffer_class=OwnBuffer)
+    make_model(cls, "box", n_reused_rollouts=0, rollout_buffer_class=OwnBuffer).learn(48)
+
+
+def test_images_are_kept_in_their_own_type():
+    kwargs = {"policy": "CnnPolicy", "observation_space": IMAGE, "double": False, "spread": False, "policy_kwargs": {}}
+    model = make_model(UATRPO, "discrete", n_reused_rollouts=1, **kwargs).learn(48)
+    assert model.rollout_pool._rollouts[0].observations.dtype == np.uint8
+
+
+class Loop(gym.Env):
+    """An episode of four timesteps that ends by a time limit, where Stable-Baselines3 adds the value to the reward."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, False, self.t == 4, {}
+
+
+def test_rewards_at_time_limits_stay_as_they_were_stored():
+    model = UATRPO("MlpPolicy", make_vec_env(Loop), n_steps=16, batch_size=16, n_reused_rollouts=1, device="cpu")
+    model.learn(16)
+    kept = model.rollout_pool._rollouts[0]
+    assert (kept.rewards[3::4] != 1.0).all()
+    assert (np.delete(kept.rewards, range(3, 16, 4)) == 1.0).all()
+    assert kept.dones == [1.0]
