@@ -139,9 +139,6 @@ class Actor:
             used = {name for name, param in candidates.items() if param in acting}
             self.bytes_per_step = self._layers.bytes_per_step
         else:
-            if _has_fused_attention(self._evaluate(batch[:2])[0]):
-                # for the whole process, so only where it is needed
-                self._torch_settings.enter_context(sdpa_kernel(SDPBackend.MATH))
             self.bytes_per_step = self._size_of_graph(batch[:2])
             used = {name for name in candidates if name in known}
             differences = []
@@ -199,7 +196,10 @@ class Actor:
         return parts_of(n_steps, self.bytes_per_step, self.policy.device)
 
     def _size_of_graph(self, steps: Batch) -> int:
-        """Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps."""
+        """
+        Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps. If
+        attention is in the graph, it is computed by the kernel that has second derivatives from here on.
+        """
         known = {param.data_ptr() for param in self.policy.parameters()}
         sizes = []
 
@@ -213,10 +213,14 @@ class Actor:
         try:
             with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 # kept until all is counted
-                _ = self._evaluate(steps)
+                head, _ = self._evaluate(steps)
         except RuntimeError:
             # torch.func's derivatives do not work within these hooks
             return UNKNOWN_BYTES
+        if _has_fused_attention(head):
+            # for the whole process, so only where it is needed
+            self._torch_settings.enter_context(sdpa_kernel(SDPBackend.MATH))
+            return self._size_of_graph(steps)
         return sum(sizes) // len(steps)
 
     def _evaluate(self, steps: Batch) -> tuple[th.Tensor, th.Tensor]:

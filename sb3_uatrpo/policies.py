@@ -38,7 +38,6 @@ class MlpPolicy(ActorCriticPolicy):
 
     _mlp: PlainMLP | None = None
     _awaits_question = False
-    _action_dist: Distribution
     #: observations whose distribution ``action_dist`` computes when it is read
     _unread_observations: Any = None
 
@@ -55,18 +54,19 @@ class MlpPolicy(ActorCriticPolicy):
             with th.no_grad():
                 self.get_distribution(observations)
             self.set_training_mode(training)
-        return self._action_dist
+        return vars(self)["action_dist"]
 
     @action_dist.setter
     def action_dist(self, distribution: Distribution) -> None:
-        self._unread_observations, self._action_dist = None, distribution
+        # where other classes look for it, should the object get one
+        vars(self).update(action_dist=distribution, _unread_observations=None)
 
     def show_distribution(self, observations: Any) -> None:
         """
         :param observations: those whose distribution ``action_dist`` has from now on
         """
         # not by nn.Module, which would take as long as a layer
-        self.__dict__["_unread_observations"] = observations
+        vars(self)["_unread_observations"] = observations
 
     @contextmanager
     def numpy_rollout(self) -> Iterator[None]:
@@ -113,7 +113,7 @@ def plain_mlp(policy: Any) -> PlainMLP | None:
     if type(policy) is not MlpPolicy:
         return None
     # not computed before it is read
-    distribution = policy._action_dist
+    distribution = vars(policy)["action_dist"]
     modules, params = list(policy.modules()), list(policy.parameters())
     extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
     if (

@@ -28,6 +28,7 @@ SHARED = {
     "gamma": [*NOT_NUMBERS, -0.1, 1.1],
     "gae_lambda": [*NOT_NUMBERS, -0.1, 1.1],
     "sub_sampling_factor": [*NOT_INTEGERS, 0, -1],
+    "n_reused_rollouts": [*NOT_INTEGERS, -1],
     "normalize_advantage": [None, 1, "yes", NAN],
     "adversarial_noise": [*NOT_NUMBERS, -0.1],
     "line_search_shrinking_factor": [*NOT_NUMBERS, 0.0, 1.0, 1.5, -0.5],

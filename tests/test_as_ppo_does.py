@@ -41,7 +41,10 @@ def test_a_policy_that_is_traced_within_a_rollout_is_the_policy(cls):
     assert callback.values == pytest.approx(callback.expected, abs=1e-5)
 
 
-def test_a_copy_of_a_compiled_policy_acts_with_its_own_parameters():
+def test_a_copy_of_a_compiled_policy_acts_with_its_own_parameters(monkeypatch):
+    # torch.compile switches off the checks of distributions for the whole process
+    distribution = th.distributions.Distribution
+    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
     policy = UATRPO("MlpPolicy", "CartPole-v1", **SMALL).policy
     policy.compile(backend="eager")
     copied = copy.deepcopy(policy)
