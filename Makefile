@@ -72,7 +72,7 @@ test-oldest: $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest --numprocesses auto --dist loadfile --ignore tests/test_zoo.py \
 		--ignore tests/study/test_plan.py --ignore tests/study/test_run.py --ignore tests/study/test_ray.py
 
-# The tests of the installed Stable-Baselines3, with our classes in A2C's place
+# The tests of the installed Stable-Baselines3, with our classes in A2C's place; CONFORMANCE_REUSED=1 sets n_reused_rollouts
 CONFORMANCE := build/conformance
 CONFORMANCE_TESTS := run deterministic spaces sde custom_policy dict_env predict train_eval_mode save_load cnn identity \
 	callbacks gae logger tensorboard

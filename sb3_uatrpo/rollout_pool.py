@@ -188,10 +188,11 @@ class RolloutPool:
     def load_state_dict(self, state_dict: dict[str, th.Tensor], strict: bool = True) -> None:
         """
         :param state_dict: what ``state_dict`` returned; of more than N rollouts, the last N are kept
-        :param strict: not used: any number of rollouts will do
+        :param strict: whether to take only these rollouts; otherwise, entries that are missing stay as they are
+        :raises RuntimeError: if a rollout is incomplete, as ``torch.nn.Module`` does
         """
         rollouts: dict[str, dict[str, Any]] = {}
-        for path, tensor in state_dict.items():
+        for path, tensor in (state_dict if strict else self.state_dict() | state_dict).items():
             i, name, key = path.split("/", 2)
             fields = rollouts.setdefault(i, {})
             array = tensor.cpu().numpy().copy()
@@ -199,6 +200,9 @@ class RolloutPool:
                 fields.setdefault(name, {})[key] = array
             else:
                 fields[name] = array
+        for i, fields in rollouts.items():
+            if missing := Rollout.__dataclass_fields__.keys() - fields:
+                raise RuntimeError(f"Error in loading the rollouts: number {i} lacks {', '.join(sorted(missing))}.")
         self._replace(Rollout(**fields) for fields in rollouts.values())
 
 

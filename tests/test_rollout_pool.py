@@ -261,3 +261,14 @@ def test_rewards_at_time_limits_stay_as_they_were_stored():
     assert (kept.rewards[3::4] != 1.0).all()
     assert (np.delete(kept.rewards, range(3, 16, 4)) == 1.0).all()
     assert kept.dones == [1.0]
+
+
+def test_an_incomplete_state_is_refused_or_completed():
+    model = make_model(UATRPO, "box", n_reused_rollouts=1).learn(48)
+    state = model.rollout_pool.state_dict()
+    whole = copy.deepcopy(state)
+    del state["0/rewards/"]
+    with pytest.raises(RuntimeError, match="number 0 lacks rewards"):
+        model.rollout_pool.load_state_dict(state)
+    model.rollout_pool.load_state_dict(state, strict=False)
+    assert all(th.equal(whole[name], tensor) for name, tensor in model.rollout_pool.state_dict().items())
