@@ -156,7 +156,9 @@ class TrustRegionAlgorithm(OnPolicyAlgorithm):
     ) -> None:
         """As Stable-Baselines3's. Old rollouts may be missing, and are left out where none are reused."""
         given = load_path_or_dict
-        params: dict[str, Any] = dict(given) if isinstance(given, dict) else load_from_zip_file(given, device=device)[1]
+        params: dict[str, Any] = (
+            dict(given) if isinstance(given, dict) else load_from_zip_file(given, device=device, load_data=False)[1]
+        )
         rollouts = params.pop("rollout_pool", {})
         if self.n_reused_rollouts > 0:
             params["rollout_pool"] = rollouts
