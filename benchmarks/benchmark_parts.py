@@ -21,6 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import UATRPO, actor, critic
+from sb3_uatrpo.plain import as_plain_mlp
 
 
 def milliseconds(run: Callable[[], object], repetitions: int, number: int = 1000) -> float:
@@ -39,7 +40,7 @@ def parts(env_id: str, repetitions: int) -> dict[str, tuple[float, float]]:
     tensor = th.as_tensor(observations)
 
     def general_update() -> None:
-        with mock.patch.object(actor, "plain_mlp", return_value=None):
+        with mock.patch.object(actor, "as_plain_mlp", return_value=None):
             model.train()
 
     def general_critic() -> None:
@@ -68,7 +69,7 @@ def parts(env_id: str, repetitions: int) -> dict[str, tuple[float, float]]:
     buffer.reset()
     with th.no_grad():
         general = milliseconds(lambda: policy(tensor), repetitions)
-        with policy.numpy_rollout():  # type: ignore[operator]
+        with policy.acting_in_numpy(as_plain_mlp):  # type: ignore[operator]
             found["acting in NumPy"] = milliseconds(lambda: policy(tensor), repetitions), general
     for name, lean, plain in (
         ("adding to the buffer", lambda: add(type(buffer)), lambda: add(RolloutBuffer)),

@@ -53,10 +53,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import Actor
-from sb3_uatrpo.actor_update import PolicyEstimates
-from sb3_uatrpo.batch import count_trajectories, rollout_batch
+from sb3_uatrpo.batch import rollout_batch
+from sb3_uatrpo.buffers import count_trajectories
 from sb3_uatrpo.core.estimates import SampleEstimates
-from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
+from sb3_uatrpo.trust_region_algorithm import PolicyEstimates, TrustRegionAlgorithm
 
 CLASSES: dict[str, type[UATRPO] | type[MatchedTRPO]] = {"UATRPO": UATRPO, "MatchedTRPO": MatchedTRPO}
 SHRUNK = {"target_kl": 0.01, "step_length_samples": "batch"}
@@ -178,8 +178,8 @@ def measure_checkpoint(
         estimates = collector.rollout()
         gradients.append(estimates.gradient)
         if len(references) < math.ceil(n_reference / FISHER_SHARE):
-            estimates.batch.quadratic_forms(estimates.gradient)  # builds the graph before the buffer is overwritten
-            references.append(estimates.batch)
+            estimates.whole.quadratic_forms(estimates.gradient)  # builds the graph before the buffer is overwritten
+            references.append(estimates.whole)
     gradient = th.stack(gradients).mean(dim=0)
 
     def fisher(v: th.Tensor) -> float:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,14 @@ from torch.backends import cudnn
 from torch.distributions import Normal
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sb3_uatrpo.batch import Batch, evaluate_actions
+from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.heads import check_distribution, head_of
-from sb3_uatrpo.hooks import GradientHooks
-from sb3_uatrpo.policies import plain_mlp
+from sb3_uatrpo.families import check_distribution, family_of
+from sb3_uatrpo.plain import GradientHooks, as_plain_mlp
+from sb3_uatrpo.policies import evaluate_actions
 
-#: What the graph of one step's head is taken to keep where it cannot be measured.
+#: What the graph of one timestep's head is taken to keep where it cannot be measured.
 UNKNOWN_BYTES = 2**16
 #: Two evaluations of the same actions differ if half of their log-probabilities differ by more, in nats.
 LOG_PROB_TOLERANCE = 0.1
@@ -51,18 +51,17 @@ class Actor:
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self.policy = policy
-        self.head = head_of(policy.action_dist)
+        self.family = family_of(policy.action_dist)
         self._kind = type(policy.action_dist)
         #: the policy's layers, if it is a plain MLP
-        self.mlp = plain_mlp(policy)
+        self.mlp = as_plain_mlp(policy)
         self._layers = self.mlp if self.mlp is not None and self.mlp.is_fast_by_layers else None
         # a plain MLP has none
         self._hooks = GradientHooks(policy) if self.mlp is None else None
         #: θ_k in parts, in the policy's order
         self.params: tuple[th.Tensor, ...] = ()
-        #: bytes that the graph of one step's head keeps, excluding the parameters
-        self.bytes_per_step = 0
-        #: what ``differentiable_policy`` restores at its end
+        #: bytes that the graph of one timestep's head keeps, excluding the parameters
+        self.bytes_per_timestep = 0
         self._torch_settings = ExitStack()
 
     @property
@@ -94,12 +93,12 @@ class Actor:
         # an interrupt may come at any time
         try:
             self.policy.set_training_mode(False)
-            hooks = nullcontext() if self._hooks is None else self._hooks.attached(False)
-            with ExitStack() as self._torch_settings, self.distribution_of_its_own(), hooks:
-                if self.policy.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in self.policy.modules()):
-                    # cuDNN's recurrent layers have no second derivatives, and no first ones in evaluation mode
-                    self._torch_settings.callback(setattr, cudnn, "enabled", cudnn.enabled)
-                    cudnn.enabled = False
+            with ExitStack() as self._torch_settings, self.distribution_of_its_own():
+                if self._hooks is not None:
+                    self._torch_settings.enter_context(self._hooks.attached(False))
+                if any(isinstance(module, nn.RNNBase) for module in self.policy.modules()):
+                    # on a GPU, cuDNN's have not even first derivatives in evaluation mode
+                    self._torch_settings.enter_context(cudnn.flags(enabled=False))
                 yield
         finally:
             self.policy.set_training_mode(training)
@@ -124,9 +123,9 @@ class Actor:
 
     def find_params(self, batch: Batch, known: Collection[str] = ()) -> list[str]:
         """
-        Find θ: the parameters that require gradients and that the action distribution of some step depends on.
+        Find θ: the parameters that require gradients and that the action distribution of some timestep depends on.
 
-        :param batch: all steps, since a network may use some parameters only at some steps
+        :param batch: all timesteps, since a network may use some parameters only at some timesteps
         :param known: names of parameters that earlier batches used; they stay in θ if this batch leaves them out
         :return: the names of θ
         :raises UnsupportedDistributionError: if ``action_dist`` becomes a distribution of another kind
@@ -137,24 +136,25 @@ class Actor:
         if self._layers is not None:
             acting = set(self._layers.actor_params)
             used = {name for name, param in candidates.items() if param in acting}
-            self.bytes_per_step = self._layers.bytes_per_step
+            self.bytes_per_timestep = self._layers.bytes_per_timestep
         else:
-            self.bytes_per_step = self._size_of_graph(batch[:2])
+            self.bytes_per_timestep = self._size_of_graph(batch[:2])
             used = {name for name in candidates if name in known}
             differences = []
             for part in self._parts(len(batch)):
-                steps = batch[part]
-                head, log_probs = self._evaluate(steps)
+                timesteps = batch[part]
+                head, log_probs = self._evaluate(timesteps)
                 with th.no_grad():
-                    differences.append((self.head.log_prob(head, steps.actions) - log_probs).abs())
+                    differences.append((self.family.log_prob(head, timesteps.actions) - log_probs).abs())
                 if head.requires_grad:
                     _check_graph(head)
                     gradients = th.autograd.grad(head.sum(), list(candidates.values()), allow_unused=True)
                     used |= {
                         name
-                        for name, found in zip(candidates, gradients, strict=True)
+                        for name, gradient in zip(candidates, gradients, strict=True)
                         # a global hook joins all outputs of a module in the graph, the critic's latent ones too
-                        if found is not None and (not (self._hooks and self._hooks.are_global) or bool(found.any()))
+                        if gradient is not None
+                        and (not (self._hooks and self._hooks.are_global) or bool(gradient.any()))
                     }
             if _is_different(th.cat(differences)):
                 raise _wrong_distribution("evaluate_actions returns other log-probabilities than its action_dist")
@@ -165,17 +165,17 @@ class Actor:
         """
         Compare the log-probabilities of the rollout with those of the distribution that is about to be updated.
 
-        :param batch: all steps
+        :param batch: all timesteps
         :param log_probs: log π_θk(a|s) of the distribution, shape ``(n,)``
         :return: whether they agree
         :raises WrongDistributionError: if they do not, and ``forward`` and ``evaluate_actions`` disagree as well
         """
         if not _is_different(batch.log_probs - log_probs):
             return True
-        steps = batch[self._parts(len(batch))[0]]
+        timesteps = batch[self._parts(len(batch))[0]]
         with th.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []), th.no_grad():
-            actions, _, forward_log_probs = self.policy(steps.observations)
-            acted = replace(steps, actions=actions.reshape(steps.actions.shape).to(steps.actions.dtype))
+            actions, _, forward_log_probs = self.policy(timesteps.observations)
+            acted = replace(timesteps, actions=actions.reshape(timesteps.actions.shape).to(timesteps.actions.dtype))
             evaluated, again = self._evaluate(acted)[1], self._evaluate(acted)[1]
         # a policy may draw random numbers beside its actions: what differs by no more than them is no disagreement
         noise = 3.0 * (evaluated - again).abs()
@@ -185,21 +185,18 @@ class Actor:
             )
         if self._layers is not None:
             # means or logits: with very small σ, rounding alone changes log-probabilities
-            head = self._evaluate(steps)[0].detach()
+            head = self._evaluate(timesteps)[0].detach()
             # what is beyond rounding, which grows with the size of the means
-            differences = ((self._head_vector(steps) - head).abs() - HEAD_ROUNDING * head.abs()).relu()
+            differences = ((self._head_vector(timesteps) - head).abs() - HEAD_ROUNDING * head.abs()).relu()
             if _is_different(differences.amax(dim=1)):
                 raise _wrong_distribution("a method of its libraries' classes was replaced")
         return False
 
-    def _parts(self, n_steps: int) -> list[slice]:
-        return parts_of(n_steps, self.bytes_per_step, self.policy.device)
+    def _parts(self, n_timesteps: int) -> list[slice]:
+        return parts_of(n_timesteps, self.bytes_per_timestep, self.policy.device)
 
-    def _size_of_graph(self, steps: Batch) -> int:
-        """
-        Bytes per step that autograd saves for the backward pass, without the parameters, measured on a few steps. If
-        attention is in the graph, it is computed by the kernel that has second derivatives from here on.
-        """
+    def _size_of_graph(self, timesteps: Batch) -> int:
+        """Bytes per timestep that autograd saves for the backward pass, without the parameters; measured on a few."""
         known = {param.data_ptr() for param in self.policy.parameters()}
         sizes = []
 
@@ -212,64 +209,55 @@ class Actor:
 
         try:
             with th.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-                # kept until all is counted
-                head, _ = self._evaluate(steps)
+                head, _ = self._evaluate(timesteps)
         except RuntimeError:
             # torch.func's derivatives do not work within these hooks
             return UNKNOWN_BYTES
-        if _has_fused_attention(head):
-            # for the whole process, so only where it is needed
+        if any("ScaledDotProduct" in name for name in _node_names(head)):
+            # Torch's fused kernels of attention have no second derivatives. The choice is the whole process's, so it is
+            # made only where it is needed
             self._torch_settings.enter_context(sdpa_kernel(SDPBackend.MATH))
-            return self._size_of_graph(steps)
-        return sum(sizes) // len(steps)
+            return self._size_of_graph(timesteps)
+        return sum(sizes) // len(timesteps)
 
-    def _evaluate(self, steps: Batch) -> tuple[th.Tensor, th.Tensor]:
-        """h, shape ``(n, k)``, with its graph, and the log-probabilities of the steps' actions, shape ``(n,)``."""
-        _, log_probs, _ = evaluate_actions(self.policy, steps.observations, steps.actions)
+    def _evaluate(self, timesteps: Batch) -> tuple[th.Tensor, th.Tensor]:
+        """h, shape ``(n, k)``, with its graph, and the log-probabilities of the timesteps' actions, shape ``(n,)``."""
+        _, log_probs, _ = evaluate_actions(self.policy, timesteps.observations, timesteps.actions)
         distribution = self.policy.action_dist
         if distribution.distribution is None:
             raise _wrong_distribution("evaluate_actions leaves no distribution in action_dist")
         check_distribution(distribution, self._kind)
-        return self.head.vector(distribution), log_probs.flatten()
+        return self.family.vector(distribution), log_probs.flatten()
 
-    def _head_vector(self, steps: Batch) -> th.Tensor:
-        return self._evaluate(steps)[0] if self._layers is None else self._layers.head(steps.observations)
+    def _head_vector(self, timesteps: Batch) -> th.Tensor:
+        return self._evaluate(timesteps)[0] if self._layers is None else self._layers.head(timesteps.observations)
 
     def heads(self, batch: Batch) -> th.Tensor:
-        """
-        :param batch: n steps
-        :return: h of every step at the policy's current parameters, without a graph, shape ``(n, k)``
-        """
+        """:return: h of every step at the policy's current parameters, without a graph, shape ``(n, k)``"""
         with th.no_grad():
             return th.cat([self._head_vector(batch[part]) for part in self._parts(len(batch))])
 
-    def linearize(self, steps: Batch) -> Linearization:
-        """
-        :param steps: n steps whose graph fits into memory
-        :return: their head as a linear function of θ around θ_k
-        """
-        chain = None if self._layers is None else self._layers.linearize(steps.observations, self.params)
-        head = self._head_vector(steps) if chain is None else chain[0]
+    def linearize(self, timesteps: Batch) -> Linearization:
+        """:return: the head of timesteps whose graph fits into memory, as a linear function of θ around θ_k"""
+        chain = None if self._layers is None else self._layers.linearize(timesteps.observations, self.params)
+        head = self._head_vector(timesteps) if chain is None else chain[0]
         fixed = head.detach()
-        scores = steps.advantages[:, None] * self.head.score(fixed, steps.actions)
+        scores = timesteps.advantages[:, None] * self.family.score(fixed, timesteps.actions)
 
         def fisher_product(P: th.Tensor) -> th.Tensor:
-            return self.head.fisher_product(fixed, P)
+            return self.family.fisher_product(fixed, P)
 
         if chain is None:
             return Linearization(head, self.params, fisher_product, scores)
         return LayeredLinearization(head, self.params, fisher_product, scores, *chain[1:])
 
     def estimates(self, batch: Batch) -> SampleEstimates:
-        """
-        :param batch: n steps
-        :return: ĝ, F̂ and Σ̂ over them
-        """
+        """:return: ĝ, F̂ and Σ̂ over the timesteps of the batch"""
         return SampleEstimates(
             lambda part: self.linearize(batch[part]),
             len(batch),
             self.n_params,
-            self.bytes_per_step,
+            self.bytes_per_timestep,
             self.policy.device,
             0 if self._layers is None else self._layers.bytes_of_jacobians,
         )
@@ -278,8 +266,8 @@ class Actor:
         """
         ĝ, as the gradient hooks of parameters and modules leave it. Each hook is called once per part of the batch.
 
-        :param batch: n steps
-        :param estimates: estimates over the same steps
+        :param batch: n timesteps
+        :param estimates: estimates over the same timesteps
         :return: ĝ, shape ``(d,)``
         """
         if not self._hooks:
@@ -327,27 +315,21 @@ def _wrong_distribution(problem: str) -> WrongDistributionError:
     )
 
 
-def _nodes(head: th.Tensor) -> Iterator[Any]:
-    """The nodes of the graph of h."""
+def _node_names(head: th.Tensor) -> Iterator[str]:
+    """Names of the nodes of the graph of h."""
     seen, waiting = set(), [head.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        yield node
-        seen.add(node)
-        waiting += [function for function, _ in node.next_functions]
-
-
-def _has_fused_attention(head: th.Tensor) -> bool:
-    """Whether attention is computed by one of torch's fused kernels, which have no second derivatives."""
-    return any("ScaledDotProduct" in node.name() for node in _nodes(head))
+        if node is not None and node not in seen:
+            yield node.name()
+            seen.add(node)
+            waiting += [function for function, _ in node.next_functions]
 
 
 def _check_graph(head: th.Tensor) -> None:
     """:raises UnsupportedNetworkError: if derivatives of h are missing, or cannot be differentiated again"""
     # derivatives with respect to given parameters do not reach those inside a reentrant checkpoint
-    if any("CheckpointFunction" in node.name() or "CompiledFunction" in node.name() for node in _nodes(head)):
+    if any("CheckpointFunction" in name or "CompiledFunction" in name for name in _node_names(head)):
         raise UnsupportedNetworkError(
             "policy: its network must be differentiable twice, and with respect to each parameter: use no "
             "torch.compile in it, and torch.utils.checkpoint with use_reentrant=False"

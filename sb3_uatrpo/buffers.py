@@ -1,10 +1,17 @@
-"""Stable-Baselines3's rollout buffer, lean."""
+"""Stable-Baselines3's rollout buffer, lean, and what an update asks any rollout buffer."""
 
 from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
+
+
+class NonFiniteRolloutError(FloatingPointError, ValueError):
+    """
+    The rollout contains NaN or infinity. This is also a ``ValueError``, like torch's error about distribution
+    parameters that are not finite, so that a hyperparameter search of RL Zoo prunes the trial instead of ending.
+    """
 
 
 class LeanRolloutBuffer(RolloutBuffer):
@@ -41,3 +48,39 @@ class LeanRolloutBuffer(RolloutBuffer):
             advantages.append(advantage)
         self.advantages[:] = np.array(advantages[::-1]).reshape(self.advantages.shape)
         self.returns = self.advantages + self.values
+
+
+def count_trajectories(rollout_buffer: RolloutBuffer) -> int:
+    """
+    Number of trajectories in a rollout: the episodes that start in each environment, at least one per environment.
+
+    A fragment of an episode that began in an earlier rollout counts only where no episode starts. The paper's batches
+    begin with a reset and drop the unfinished episode at the end, so an episode as long as the batch is one trajectory.
+    Counting the fragment as well would make it two.
+
+    :param rollout_buffer: a full buffer
+    :return: the n in R_n² when a sample is a trajectory
+    """
+    starts = rollout_buffer.episode_starts
+    if starts.shape != (rollout_buffer.buffer_size, rollout_buffer.n_envs):
+        # a user's own buffer may flatten them, too
+        starts = starts.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size).T
+    started = np.count_nonzero(starts, axis=0)
+    return int(np.maximum(started, 1).sum())
+
+
+def check_finite(rollout_buffer: RolloutBuffer, name: str) -> None:
+    """:raises NonFiniteRolloutError: if a number in this array, or dict of arrays, is NaN or infinite"""
+    value = getattr(rollout_buffer, name)
+    arrays = value.items() if isinstance(value, dict) else [("", value)]
+    for key, array in arrays:
+        if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
+            continue
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        flattened = rollout_buffer.generator_ready and name != "rewards"
+        env, step = divmod(where[0], rollout_buffer.buffer_size) if flattened else (where[1], where[0])
+        what = f"{name}[{key!r}]" if key else name
+        raise NonFiniteRolloutError(
+            f"The rollout's {what} are not finite: {array[where]} at timestep {step} of environment {env}. "
+            "Nothing was updated: the model is that of the last update."
+        )

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, TypeVar
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
 from sb3_uatrpo.arguments import Rule, check_integer, check_rate, check_real, explain_unknown
 from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
 from sb3_uatrpo.core.step_length import step_length
-from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
+from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
 
 SelfMatchedTRPO = TypeVar("SelfMatchedTRPO", bound="MatchedTRPO")
 
@@ -49,9 +48,7 @@ class MatchedTRPO(TrustRegionAlgorithm):
     :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
     """
 
-    target_kl: float
-    cg_max_steps: int
-    cg_damping: float
+    _OWN_ARGUMENTS = frozenset({"cg_max_steps", "cg_damping"})
     _RULES: ClassVar[dict[str, Rule]] = TrustRegionAlgorithm._RULES | {
         "target_kl": partial(check_real, low=0.0),
         "cg_max_steps": partial(check_integer, low=1),
@@ -92,18 +89,40 @@ class MatchedTRPO(TrustRegionAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
-
-    def learn(
-        self: SelfMatchedTRPO,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "MatchedTRPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> SelfMatchedTRPO:
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            sub_sampling_factor=sub_sampling_factor,
+            n_reused_rollouts=n_reused_rollouts,
+            normalize_advantage=normalize_advantage,
+            adversarial_noise=adversarial_noise,
+            line_search_shrinking_factor=line_search_shrinking_factor,
+            line_search_max_iter=line_search_max_iter,
+            line_search_kl_factor=line_search_kl_factor,
+            n_critic_updates=n_critic_updates,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            fast_rollouts=fast_rollouts,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+        self.target_kl = target_kl
+        self.cg_max_steps = cg_max_steps
+        self.cg_damping = cg_damping
+        if _init_setup_model:
+            self._setup_model()
 
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         def damped(vector: th.Tensor) -> th.Tensor:

@@ -1,20 +1,17 @@
 """A plain MLP policy as two chains of layers on the memory of its parameters."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.distributions import DiagGaussianDistribution
-from torch import nn
 
-from sb3_uatrpo.core.array_mlp import IDENTITY, RELU, TANH, Activation, Array, ArrayLayer, ArrayMLP
+from sb3_uatrpo.core.array_mlp import IDENTITY, Array, ArrayMLP
 from sb3_uatrpo.core.layers import Layer
 
-_ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: TANH, nn.ReLU: RELU}
 #: Numbers in a network's ∂h/∂z that cost next to nothing.
 _SMALL = 4096
 #: An actor of at most so many weights is updated by one torch thread. On two idle cores, two threads took 1.9 to 17
@@ -27,7 +24,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 @dataclass(frozen=True)
 class PlainMLP:
     """
-    The layers of a plain MLP policy. The arrays share the memory of its parameters.
+    The layers of a plain MLP policy, as ``plain.as_plain_mlp`` finds them. The arrays share the memory of its
+    parameters.
 
     :param actor: from the features to the Gaussian's means or to the logits
     :param critic: from the features to the value
@@ -50,46 +48,6 @@ class PlainMLP:
     addresses: list[int]
     halves: Array
 
-    @staticmethod
-    def of_layers(policy: Any, distribution: Any) -> "PlainMLP | None":
-        """
-        :param policy: a policy of plain parts, see ``policies.plain_mlp``
-        :param distribution: its action distribution, diagonal Gaussian or categorical
-        :return: its layers; None if they are not a chain, or if a parameter is empty, missing or used twice
-        """
-        extractor = policy.mlp_extractor
-        actor = _linear_layers(extractor.policy_net, policy.action_net)
-        critic = _linear_layers(extractor.value_net, policy.value_net)
-        if actor is None or critic is None:
-            return None
-        places = [
-            [(linear._parameters, name) for linear, _ in layers for name in ("weight", "bias")]
-            for layers in (actor, critic)
-        ]
-        is_gaussian = isinstance(distribution, DiagGaussianDistribution)
-        if is_gaussian:
-            # log σ must be a parameter, not a function of parameters, with a number for each action dimension
-            places[0].append((policy._parameters, "log_std"))
-        params: list[tuple[Any, ...]] = [tuple(table.get(name) for table, name in part) for part in places]
-        of_actor, of_critic = params
-        if (
-            not all(type(param) is nn.Parameter and param.numel() > 0 for param in of_actor + of_critic)
-            or len({*of_actor, *of_critic}) < len(of_actor + of_critic)
-            or (is_gaussian and of_actor[-1].shape != of_actor[-2].shape)
-        ):
-            return None
-        return PlainMLP(
-            _on_arrays(actor),
-            _on_arrays(critic),
-            of_actor,
-            of_critic,
-            of_actor[-1].detach().numpy() if is_gaussian else None,
-            policy.action_space.shape,
-            (*places[0], *places[1]),
-            list(map(th.Tensor.data_ptr, of_actor + of_critic)),
-            np.full(len(of_actor[-1]), -0.5, np.float32),
-        )
-
     def is_current(self) -> bool:
         """
         :return: whether the parameters and their memory are those that the arrays share. Numbers that change in place
@@ -106,7 +64,7 @@ class PlainMLP:
         """
         Act, by the torch calls that draw the same random numbers as the policy's distribution.
 
-        :param observations: of one step in all environments
+        :param observations: of one timestep in all environments
         :return: actions, values and log-probabilities, as the policy's ``forward`` returns them; None if they are not
             finite, so that torch may raise its error
         """
@@ -141,28 +99,25 @@ class PlainMLP:
         return th.from_numpy(actions), th.from_numpy(values), th.from_numpy(log_probs)
 
     def features(self, observations: Any) -> Array:
-        """
-        :param observations: observations of n steps, an array or a tensor on the CPU
-        :return: what actor and critic start from, shape ``(n, i)``
-        """
+        """:return: what actor and critic start from, shape ``(n, i)``; observations may be a tensor on the CPU"""
         array = np.asarray(observations)
         return array.reshape(len(array), -1).astype(self.actor.layers[0].weight.dtype, copy=False)
 
     @property
-    def bytes_per_step(self) -> int:
-        """Bytes that a linearisation keeps of each step."""
+    def bytes_per_timestep(self) -> int:
+        """Bytes that a linearisation keeps of each timestep."""
         return 4 * (self.actor.layers[0].weight.shape[1] + 2 * self.n_outputs)
 
     @property
     def bytes_of_jacobians(self) -> int:
-        """Bytes that ∂h/∂z of all layers takes for one step: k numbers per output of each layer."""
+        """Bytes that ∂h/∂z of all layers takes for one timestep: k numbers per output of each layer."""
         k = len(self.actor.layers[-1].bias) * (1 if self.log_std is None else 2)
         return 4 * k * self.n_outputs
 
     @property
     def is_fast_by_layers(self) -> bool:
         """
-        Whether products layer by layer are faster than those by autograd, or small anyway. For each step and column
+        Whether products layer by layer are faster than those by autograd, or small anyway. For each timestep and column
         they multiply with ∂h/∂z, in addition to the weights.
         """
         return self.bytes_of_jacobians <= 4 * max(_SMALL, self.n_weights)
@@ -179,10 +134,7 @@ class PlainMLP:
 
     @np.errstate(all="ignore")
     def head(self, observations: Any) -> th.Tensor:
-        """
-        :param observations: observations of n steps
-        :return: h, shape ``(n, k)``: means and log σ, or normalised logits
-        """
+        """:return: h of n timesteps, shape ``(n, k)``: means and log σ, or normalised logits"""
         return self._head(self.actor(self.features(observations)))
 
     def _head(self, outputs: Array) -> th.Tensor:
@@ -197,7 +149,7 @@ class PlainMLP:
         self, observations: Any, params: tuple[th.Tensor, ...]
     ) -> tuple[th.Tensor, tuple[Layer, ...], int | None]:
         """
-        :param observations: observations of n steps
+        :param observations: observations of n timesteps
         :param params: the parameters that make up θ, in the order of their coordinates; others are constants
         :return: h, shape ``(n, k)``; the layers from the features to the outputs; and the index of log σ in ``params``
         """
@@ -231,25 +183,3 @@ def one_thread_if_small(mlp: PlainMLP | None) -> Iterator[None]:
         yield
     finally:
         th.set_num_threads(n_threads)
-
-
-def _linear_layers(hidden: Any, last: Any) -> list[tuple[nn.Linear, Activation]] | None:
-    """Linear layers, each with the activation after it; None if there is anything else."""
-    layers: list[tuple[nn.Linear, Activation]] = []
-    for module in [*(hidden if type(hidden) is nn.Sequential else [hidden]), last]:
-        if type(module) is nn.Linear:
-            layers.append((module, IDENTITY))
-        elif type(module) in _ACTIVATIONS and layers and layers[-1][1] is IDENTITY:
-            layers[-1] = layers[-1][0], _ACTIVATIONS[type(module)]
-        else:
-            return None
-    return layers if layers and layers[-1][0] is last else None
-
-
-def _on_arrays(layers: Iterable[tuple[nn.Linear, Activation]]) -> ArrayMLP:
-    return ArrayMLP(
-        tuple(
-            ArrayLayer(linear.weight.detach().numpy(), linear.bias.detach().numpy(), activation)
-            for linear, activation in layers
-        )
-    )

@@ -1,4 +1,4 @@
-"""Can an update use this policy? Asked when a model is made, on two steps that are made up."""
+"""Can an update use this policy? Asked when a model is made, on timesteps that are made up."""
 
 import inspect
 import warnings
@@ -16,14 +16,14 @@ from torch.nn.parameter import is_lazy
 from sb3_uatrpo.actor import Actor, UnsupportedNetworkError
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.heads import UnsupportedDistributionError
+from sb3_uatrpo.families import UnsupportedDistributionError
 
 
 def check_policy(policy: ActorCriticPolicy) -> tuple[int, Exception | None]:
     """
     :param policy: of a new model
     :return: d, the number of actor parameters, as far as it is known before the first rollout, or 0 and the error that
-        the policy raised, since it may refuse steps that are made up
+        the policy raised, since it may refuse timesteps that are made up
     :raises UnsupportedDistributionError: if the policy's action distribution is not supported; a ``ValueError``
     :raises ValueError: if the policy is recurrent, or torch cannot differentiate it twice
     """
@@ -40,8 +40,8 @@ def check_policy(policy: ActorCriticPolicy) -> tuple[int, Exception | None]:
     actor = Actor(policy)
     with _unchanged_buffers(policy), actor.differentiable_policy():
         try:
-            steps = _two_steps(policy)
-            actor.find_params(steps)
+            timesteps = _two_timesteps(policy)
+            actor.find_params(timesteps)
         except (UnsupportedDistributionError, UnsupportedNetworkError, Warning):
             raise
         except Exception as error:
@@ -49,18 +49,18 @@ def check_policy(policy: ActorCriticPolicy) -> tuple[int, Exception | None]:
             return 0, error
         if any(param.is_complex() for param in actor.params):
             raise ValueError("policy: the actor's parameters must be real numbers, but some are complex")
-        _check_products(actor, steps)
+        _check_products(actor, timesteps)
     return actor.n_params, None
 
 
-def _check_products(actor: Actor, steps: Batch) -> None:
+def _check_products(actor: Actor, timesteps: Batch) -> None:
     """
     Warn if JX misses parameters that J'U has, because the backward pass of some operation records no gradients. F̂ and
     Σ̂ miss them too.
 
     :raises UnsupportedNetworkError: if torch cannot differentiate the network twice, or JX misses all parameters
     """
-    linearization = actor.linearize(steps)
+    linearization = actor.linearize(timesteps)
     # layer by layer, there is nothing that could be missed
     if not actor.params or isinstance(linearization, LayeredLinearization):
         return
@@ -69,7 +69,7 @@ def _check_products(actor: Actor, steps: Batch) -> None:
     except th.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise UnsupportedNetworkError(
             f"policy: its network must be differentiable twice, but torch says: {reason}."
         ) from error
@@ -87,7 +87,7 @@ def _check_products(actor: Actor, steps: Batch) -> None:
         )
 
 
-def _two_steps(policy: ActorCriticPolicy) -> Batch:
+def _two_timesteps(policy: ActorCriticPolicy) -> Batch:
     space = policy.observation_space
     observations = (
         {key: _two_observations(part) for key, part in space.items()}

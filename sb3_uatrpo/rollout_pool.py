@@ -21,16 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
 
-from sb3_uatrpo.batch import Batch, count_trajectories, evaluate_actions, map_observations
-from sb3_uatrpo.buffers import LeanRolloutBuffer
+from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.buffers import count_trajectories
+from sb3_uatrpo.observations import map_observations, rows_of
+from sb3_uatrpo.plain import is_plain_buffer
+from sb3_uatrpo.policies import evaluate_actions
 
 #: Timesteps of an old rollout that are evaluated at once
 PART = 1024
-_KINDS = (RolloutBuffer, DictRolloutBuffer, LeanRolloutBuffer)
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,7 @@ class Rollout:
     n_trajectories: np.ndarray
 
     def weighted(self, policy: ActorCriticPolicy, gamma: float, gae_lambda: float) -> tuple[Batch, th.Tensor]:
-        """
-        :param policy: today's, in evaluation mode
-        :param gamma: γ
-        :param gae_lambda: λ
-        :return: the timesteps with their advantages A and log π_θk, and w, shape ``(E·T,)``
-        """
+        """:return: the timesteps with their advantages A and log π_θk under today's policy, and w, shape ``(E·T,)``"""
         T, E = self.rewards.shape
         observations: Any = obs_as_tensor(self.observations, policy.device)
         actions = th.as_tensor(self.actions, dtype=th.float32, device=policy.device)
@@ -71,8 +68,8 @@ class Rollout:
         with th.no_grad():
             for start in range(0, T * E, PART):
                 part = slice(start, start + PART)
-                rows = map_observations(lambda array, part=part: array[part], observations)
-                evaluated.append([x.flatten() for x in evaluate_actions(policy, rows, actions[part])[:2]])
+                outputs = evaluate_actions(policy, rows_of(observations, part), actions[part])
+                evaluated.append([x.flatten() for x in outputs[:2]])
             last = policy.predict_values(obs_as_tensor(self.last_observations, policy.device)).double().cpu().numpy()
         values, log_probs = (th.cat(parts) for parts in zip(*evaluated, strict=True))
         ratios = (log_probs.double() - th.as_tensor(self.log_probs, device=policy.device).double()).exp()
@@ -96,11 +93,7 @@ class Rollout:
 
 
 class RolloutPool:
-    """
-    The last N rollouts.
-
-    :param n_rollouts: N
-    """
+    """The last N rollouts."""
 
     def __init__(self, n_rollouts: int) -> None:
         self._rollouts: deque[Rollout] = deque(maxlen=n_rollouts)
@@ -121,9 +114,9 @@ class RolloutPool:
         :param normalize: centre the advantages by their weighted mean, and scale by the standard deviation of wA
         :return: the newest rollout, followed by the older ones, with wA as advantages; and values to log, by name
         """
-        own = th.as_tensor(buffer.advantages.reshape(-1), device=newest.advantages.device).double()
-        parts, ratios = [newest], [th.ones_like(own)]
-        advantages, kept = [own], []
+        raw = th.as_tensor(buffer.advantages.reshape(-1), device=newest.advantages.device).double()
+        parts, ratios, advantages = [newest], [th.ones_like(raw)], [raw]
+        kept = []
         for rollout in self._rollouts:
             steps, w = rollout.weighted(policy, buffer.gamma, gae_lambda)
             if bool((w * steps.advantages).isfinite().all() and w.isfinite().all()):
@@ -144,18 +137,11 @@ class RolloutPool:
         )
         share = (w.sum() ** 2 / (len(w) * (w**2).sum())).item()
         n_trajectories = count_trajectories(buffer) + sum(int(rollout.n_trajectories.item()) for rollout in kept)
-        return batch, {
-            "n_trajectories": n_trajectories, "effective_sample_share": share, "n_rollouts": 1 + len(kept)
-        }  # fmt: skip
+        values = {"n_trajectories": n_trajectories, "effective_sample_share": share, "n_rollouts": 1 + len(kept)}
+        return batch, values
 
     def add(self, buffer: RolloutBuffer, last_observations: Any, dones: Any) -> None:
-        """
-        Keep the buffer's rollout: its arrays, which it does not use again after ``reset``.
-
-        :param buffer: a full buffer, flattened
-        :param last_observations: the observations after the last timestep
-        :param dones: whether the last timestep ended an episode
-        """
+        """Keep the arrays of a full, flattened buffer, which it does not use again after ``reset``."""
         self._rollouts.append(
             Rollout(
                 buffer.observations,
@@ -208,7 +194,7 @@ class RolloutPool:
 
 def check_buffer(buffer: RolloutBuffer) -> None:
     """:raises ValueError: if the buffer's ``get`` or memory may be the user's own"""
-    if type(buffer) not in _KINDS or "get" in vars(buffer):
+    if not is_plain_buffer(buffer):
         raise ValueError(
             "n_reused_rollouts must be 0 with a rollout buffer that is not one of Stable-Baselines3's, but "
             f"rollout_buffer_class is {type(buffer).__name__}"

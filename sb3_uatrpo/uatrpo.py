@@ -13,23 +13,14 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_uatrpo.actor_update import Direction, Length, PolicyEstimates
-from sb3_uatrpo.arguments import (
-    Rule,
-    check_bool,
-    check_choice,
-    check_integer,
-    check_rate,
-    check_real,
-    explain_unknown,
-)
+from sb3_uatrpo.arguments import Rule, check_bool, check_choice, check_integer, check_rate, check_real, explain_unknown
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 from sb3_uatrpo.core.sketch import Sketch
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.core.subspace import PROJECTION_SOLVERS, ProjectionSolver, subspace_direction
-from sb3_uatrpo.trust_region_algorithm import TrustRegionAlgorithm
+from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
 
 SampleUnit = Literal["trajectory", "step"]
 StepLengthSamples = Literal["subsample", "batch"]
@@ -129,19 +120,7 @@ class UATRPO(TrustRegionAlgorithm):
     :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
     """
 
-    _has_sketch = True
-    trust_region_delta: float
-    uncertainty_coef: float
-    confidence_alpha: float
-    n_projections: int
-    ema_beta: float
-    sample_unit: SampleUnit
-    step_length_samples: StepLengthSamples
-    projection_solver: ProjectionSolver
-    shrinkage: float
-    target_kl: float | None
-    sketch_memory_limit: int
-    save_sketch: bool
+    _OWN_ARGUMENTS = frozenset({"uncertainty_coef", "n_projections", "ema_beta"})
     _RULES: ClassVar[dict[str, Rule]] = TrustRegionAlgorithm._RULES | {
         "trust_region_delta": partial(check_real, low=0.0),
         "uncertainty_coef": check_rate,
@@ -200,10 +179,50 @@ class UATRPO(TrustRegionAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
-        # load() sets no model up here
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            sub_sampling_factor=sub_sampling_factor,
+            n_reused_rollouts=n_reused_rollouts,
+            normalize_advantage=normalize_advantage,
+            adversarial_noise=adversarial_noise,
+            line_search_shrinking_factor=line_search_shrinking_factor,
+            line_search_max_iter=line_search_max_iter,
+            line_search_kl_factor=line_search_kl_factor,
+            n_critic_updates=n_critic_updates,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            fast_rollouts=fast_rollouts,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+        self.trust_region_delta = trust_region_delta
+        self.uncertainty_coef = uncertainty_coef
+        self.confidence_alpha = confidence_alpha
+        self.n_projections = n_projections
+        self.ema_beta = ema_beta
+        self.sample_unit = sample_unit
+        self.step_length_samples = step_length_samples
+        self.projection_solver = projection_solver
+        self.shrinkage = shrinkage
+        self.target_kl = target_kl
+        self.sketch_memory_limit = sketch_memory_limit
+        self.save_sketch = save_sketch
         if not _init_setup_model:
             return
+        self._setup_model()
         if "log_std_init" in self.policy_kwargs and not isinstance(self.action_space, spaces.Box):
             warnings.warn(
                 f"policy_kwargs: log_std_init has no effect with the action space {self.action_space}. RECOMMENDED is "
@@ -215,17 +234,6 @@ class UATRPO(TrustRegionAlgorithm):
                 f"The sketch of {self._n_actor_params} actor parameters and {self.sketch.shape[1]} projections takes "
                 f"{self.sketch.n_bytes / 1e6:.1f} MB, in memory and in each checkpoint"
             )
-
-    def learn(
-        self: SelfUATRPO,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "UATRPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> SelfUATRPO:
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -282,12 +290,9 @@ class UATRPO(TrustRegionAlgorithm):
         starts a new one.
         """
         kept, excluded, included = self.sketch, set(exclude or ()), set(include or ())
-        if not self.save_sketch:
-            excluded.add("sketch")
         if "sketch" in excluded - included:
-            self.sketch = copy.copy(kept)
-            self.sketch.clear()
-        elif kept.omega.numel() > 0 and kept.n_bytes > LARGE_SKETCH and not self._warned_of_size:
+            self.sketch = self._fresh_sketch()
+        elif self.save_sketch and kept.omega.numel() > 0 and kept.n_bytes > LARGE_SKETCH and not self._warned_of_size:
             self._warned_of_size = True
             warnings.warn(
                 f"{path} holds a sketch of {kept.n_bytes / 1e6:.0f} MB. save_sketch=False leaves it out of saved "
@@ -298,6 +303,21 @@ class UATRPO(TrustRegionAlgorithm):
             super().save(path, excluded, included)
         finally:
             self.sketch = kept
+
+    def _fresh_sketch(self) -> Sketch:
+        sketch = copy.copy(self.sketch)
+        sketch.clear()
+        return sketch
+
+    def _fresh_states(self) -> dict[str, Any]:
+        return {**super()._fresh_states(), "sketch": self._fresh_sketch().state_dict()}
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """As Stable-Baselines3's, with the sketch if ``save_sketch``."""
+        parameters = super().get_parameters()
+        if not self.save_sketch:
+            del parameters["sketch"]
+        return parameters
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -318,14 +338,13 @@ class UATRPO(TrustRegionAlgorithm):
         if not (bool(extremes.isfinite().all()) and coefficient <= th.finfo(sketch.dtype).max):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
         statistic = sketch.update(fisher, covariance, coefficient)
-        found = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver, self.shrinkage)
-        return Direction(
-            found.vector, {**diagnostics, "subspace_rank": found.rank}, isotropic_curvature=found.isotropic_curvature
-        )
+        solution = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver, self.shrinkage)
+        diagnostics["subspace_rank"] = solution.rank
+        return Direction(solution.vector, diagnostics, solution.isotropic_curvature)
 
     def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
         v = direction.vector
-        samples = estimates.batch if self.step_length_samples == "batch" else estimates.subsample
+        samples = estimates.whole if self.step_length_samples == "batch" else estimates.subsample
         fisher, covariance = samples.quadratic_forms(v)
         penalty = self._coefficient(estimates) * covariance
         if self.target_kl is not None:
@@ -334,20 +353,13 @@ class UATRPO(TrustRegionAlgorithm):
             isotropic = direction.isotropic_curvature * v.double().dot(v.double()).item()
             eta = step_length(self.trust_region_delta, (1.0 - self.shrinkage) * (fisher + penalty) + isotropic)
         half = 0.5 * eta**2
-        return Length(
-            eta,
-            half * fisher,
-            {
-                "uncertainty_penalty": half * penalty,
-                # the penalty and the Fisher term are both zero if the direction lies outside the sampled subspace, as
-                # it may with shrinkage
-                "uncertainty_share": penalty / (fisher + penalty) if penalty > 0.0 else 0.0,
-            },
-        )
+        # both are zero if the direction lies outside the sampled subspace, as it may with shrinkage
+        share = penalty / (fisher + penalty) if penalty > 0.0 else 0.0
+        return Length(eta, half * fisher, {"uncertainty_penalty": half * penalty, "uncertainty_share": share})
 
     def _radius_squared(self, estimates: PolicyEstimates) -> float:
-        n = estimates.n_trajectories if self.sample_unit == "trajectory" else estimates.batch.n_steps
-        return confidence_radius_squared(estimates.batch.n_params, n, self.confidence_alpha)
+        n = estimates.n_trajectories if self.sample_unit == "trajectory" else estimates.whole.n_timesteps
+        return confidence_radius_squared(estimates.whole.n_params, n, self.confidence_alpha)
 
     def _coefficient(self, estimates: PolicyEstimates) -> float:
         """c·R_n², the weight of Σ̂ in M̂."""

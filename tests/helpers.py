@@ -10,12 +10,15 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from sb3_uatrpo import plain
 from sb3_uatrpo.actor import Actor
-from sb3_uatrpo.batch import Batch, map_observations
+from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.observations import map_observations
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests.reference import DoublePolicy, actor_parameters, flat
 
@@ -129,7 +132,7 @@ def take_apart(monkeypatch) -> None:
 
     def layered(self, policy):
         init(self, policy)
-        self._layers = PlainMLP.of_layers(policy, policy.action_dist)
+        self._layers = plain._mlp_on_memory(policy, type(policy.action_dist) is DiagGaussianDistribution)
 
     monkeypatch.setattr(Actor, "__init__", layered)
 

@@ -63,7 +63,7 @@ def test_log_probabilities_and_their_gradient_are_the_policys(action_space):
         actor.find_params(batch)
         estimates = actor.estimates(batch)
         heads = actor.heads(batch)
-        ours = actor.head.log_prob(heads, batch.actions)
+        ours = actor.family.log_prob(heads, batch.actions)
         gradient = actor.gradient(batch, estimates)
     theirs = log_prob(model.policy, obs, actions).detach()
     assert ours.numpy() == pytest.approx(theirs.numpy(), abs=1e-9)

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -277,4 +278,31 @@ def test_a_model_of_normalized_observations_warns_without_them(cls, tmp_path):
 
 @BOTH
 def test_tensorboard_folders_bear_the_name_that_help_shows(cls):
-    assert inspect.signature(cls.learn).parameters["tb_log_name"].default == cls.__name__
+    assert inspect.signature(cls.learn).parameters["tb_log_name"].default is None
+    assert "name of the class" in inspect.getdoc(cls.learn)
+
+
+@BOTH
+def test_parameters_of_ppo_are_taken_and_given(cls, tmp_path):
+    ppo, model = (kind("MlpPolicy", "CartPole-v1", **SMALL) for kind in (PPO, cls))
+    ppo.save(tmp_path / "ppo")
+    model.set_parameters(tmp_path / "ppo.zip")
+    model.learn(SMALL["n_steps"])
+    if cls is UATRPO:
+        model.save_sketch = False
+    model.save(tmp_path / "model")
+    ppo.set_parameters(tmp_path / "model.zip")
+    observations = model.observation_space.sample()[None].repeat(3, axis=0)
+    for loaded in (ppo, PPO.load(tmp_path / "model")):
+        np.testing.assert_array_equal(
+            loaded.predict(observations, deterministic=True)[0], model.predict(observations, deterministic=True)[0]
+        )
+
+
+@BOTH
+def test_zero_grad_is_called_once_for_each_minibatch_of_the_critic(cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL)
+    zero_grad, calls = model.policy.optimizer.zero_grad, []
+    model.policy.optimizer.zero_grad = lambda *args, **kwargs: (calls.append(1), zero_grad(*args, **kwargs))
+    model.learn(SMALL["n_steps"])
+    assert len(calls) >= model.n_critic_updates * SMALL["n_steps"] // SMALL["batch_size"]

@@ -6,7 +6,8 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_uatrpo import UATRPO
-from sb3_uatrpo.batch import Batch, rollout_batch, rows_of
+from sb3_uatrpo.batch import Batch, rollout_batch
+from sb3_uatrpo.observations import rows_of
 from tests.helpers import ACTION_SPACES, DICT, SmallCombined, collect, env_major, make_model
 
 

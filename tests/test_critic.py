@@ -13,8 +13,9 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sb3_uatrpo import UATRPO, MatchedTRPO, critic
+from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import Actor
+from sb3_uatrpo.core.array_mlp import ArrayMLP
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import DICT, SmallCombined, actor_vector, collect, logged, make_model
 
@@ -159,8 +160,8 @@ def in_numpy(model, monkeypatch) -> bool:
     """Whether NumPy computes the critic's gradients."""
     collect(model)
     made = []
-    own = critic.ArrayGradients
-    monkeypatch.setattr(critic, "ArrayGradients", lambda mlp: made.append(1) or own(mlp))
+    squared_error = ArrayMLP.squared_error
+    monkeypatch.setattr(ArrayMLP, "squared_error", lambda *args: (made.append(1), squared_error(*args))[1])
     fit_values(actor_of(model.policy), model.rollout_buffer, 16, 1)
     return bool(made)
 
@@ -232,7 +233,7 @@ def test_a_minibatch_that_is_not_finite_changes_nothing(fast, monkeypatch):
     collect(model)
     model.rollout_buffer.returns[5] = 1e30
     if not fast:
-        monkeypatch.setattr("sb3_uatrpo.actor.plain_mlp", lambda policy: None)
+        monkeypatch.setattr("sb3_uatrpo.actor.as_plain_mlp", lambda policy: None)
     before = [param.detach().clone() for param in model.policy.parameters()]
     actor = {param for name, param in model.policy.named_parameters() if "value" not in name}
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite") as caught:
@@ -258,7 +259,7 @@ def test_a_finite_loss_whose_gradient_is_not_finite_changes_nothing(fast, monkey
     with th.no_grad():
         model.policy.value_net.weight.zero_()
     if not fast:
-        monkeypatch.setattr("sb3_uatrpo.actor.plain_mlp", lambda policy: None)
+        monkeypatch.setattr("sb3_uatrpo.actor.as_plain_mlp", lambda policy: None)
     before = [param.detach().clone() for param in model.policy.parameters()]
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite"):
         assert fit_values(actor_of(model.policy), model.rollout_buffer, 16, 2) == []

@@ -170,7 +170,7 @@ def test_checking_a_changed_rollout_draws_nothing(devices):
     random_state = th.cuda.get_rng_state if devices[1] == "cuda" else th.get_rng_state
     before = random_state()
     other.train()
-    assert other._warned
+    assert other._warned_of_log_probs
     assert th.equal(random_state(), before)
 
 

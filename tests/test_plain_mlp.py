@@ -10,8 +10,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, MlpPolicy
+from sb3_uatrpo.plain import as_plain_mlp
 from sb3_uatrpo.plain_mlp import PlainMLP
-from sb3_uatrpo.policies import plain_mlp
 from tests.helpers import DICT, IMAGE, NoiseEnv, SmallCNN, SmallCombined, logged, make_model
 
 
@@ -62,7 +62,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_plain_policies_are_recognised_and_act_as_they_would(name, n_envs):
     policy = policy_of(**ACCEPTED[name])
-    mlp = plain_mlp(policy)
+    mlp = as_plain_mlp(policy)
     names = {id(param): name for name, param in policy.named_parameters()}
     assert {names[id(param)] for param in mlp.actor_params} == {n for n in names.values() if "value_net" not in n}
     assert {names[id(param)] for param in mlp.critic_params} == {n for n in names.values() if "value_net" in n}
@@ -85,7 +85,7 @@ def test_plain_policies_are_recognised_and_act_as_they_would(name, n_envs):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_others_are_not(name):
-    assert plain_mlp(policy_of(**REFUSED[name])) is None
+    assert as_plain_mlp(policy_of(**REFUSED[name])) is None
 
 
 class Quantised(nn.Parameter):
@@ -132,15 +132,15 @@ def test_what_was_changed_is_not(change, monkeypatch):
     distribution = th.distributions.Distribution
     monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
     policy = policy_of()
-    assert plain_mlp(policy) is not None
+    assert as_plain_mlp(policy) is not None
     change(policy)
-    assert plain_mlp(policy) is None
+    assert as_plain_mlp(policy) is None
 
 
 @pytest.mark.parametrize("change", ["number", "data", "parameter", "None"])
 def test_parameters_may_change_at_any_time(change):
     policy = policy_of()
-    mlp, bias = plain_mlp(policy), policy.value_net.bias
+    mlp, bias = as_plain_mlp(policy), policy.value_net.bias
     assert mlp.is_current()
     if change == "number":
         with th.no_grad():
@@ -158,7 +158,7 @@ def test_parameters_may_change_at_any_time(change):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_numbers_out_of_range_are_left_to_torch_without_a_warning(action_space):
-    mlp = plain_mlp(policy_of(action_space))
+    mlp = as_plain_mlp(policy_of(action_space))
     assert mlp.act(np.array([[np.inf, -np.inf, 1.0]], np.float32)) is None
     # tanh takes large numbers as it takes others
     assert all(found.isfinite().all() for found in mlp.act(np.full((1, 3), 1e38, np.float32)))

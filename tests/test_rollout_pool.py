@@ -11,7 +11,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.batch import Batch, map_observations
+from sb3_uatrpo.batch import Batch
+from sb3_uatrpo.observations import map_observations
 from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, logged, make_model
 from tests.reference import DoubleMultiInputPolicy, actor_parameters, n_trajectories, trpo_step, truncated_advantages
 from tests.test_update import reference_for

@@ -9,8 +9,9 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
 from torch import nn
 
-from sb3_uatrpo import UATRPO, MlpPolicy
+from sb3_uatrpo import UATRPO, MatchedTRPO, MlpPolicy
 from sb3_uatrpo.buffers import LeanRolloutBuffer
+from sb3_uatrpo.plain import as_plain_mlp
 from tests.helpers import ACTION_SPACES, DICT, IMAGE, SmallCNN, SmallCombined, count_fast_steps, make_model
 
 SQUASHED = {"net_arch": [4], "squash_output": True}
@@ -216,11 +217,37 @@ def test_a_buffer_of_the_users_gets_the_numbers_of_numpy(monkeypatch):
     np.testing.assert_array_equal(model.rollout_buffer.last[-1].numpy(), model.rollout_buffer.log_probs[-1])
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", MlpPolicy, ActorCriticPolicy])
-def test_three_names_of_one_policy(policy):
-    model = make_model(UATRPO, "box", policy=policy, double=False, n_projections=4)
-    assert type(model.policy) is MlpPolicy
-    assert type(model.rollout_buffer) is LeanRolloutBuffer
+@pytest.mark.parametrize(("policy", "kind"), [("MlpPolicy", MlpPolicy), (ActorCriticPolicy, ActorCriticPolicy)])
+@pytest.mark.parametrize(("buffer", "buffer_kind"), [(None, LeanRolloutBuffer), (RolloutBuffer, RolloutBuffer)])
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_a_class_that_was_named_is_used(cls, policy, kind, buffer, buffer_kind, tmp_path):
+    model = make_model(cls, "box", policy=policy, double=False, rollout_buffer_class=buffer)
+    model.save(tmp_path / "model")
+    for each in (model, cls.load(tmp_path / "model")):
+        assert (type(each.policy), type(each.rollout_buffer)) == (kind, buffer_kind)
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_old_files_that_name_the_classes_of_stable_baselines3_get_ours(cls, tmp_path):
+    model = make_model(cls, "box", policy=ActorCriticPolicy, double=False, rollout_buffer_class=RolloutBuffer)
+    model.save(tmp_path / "old", exclude=["_file_format"])
+    old = cls.load(tmp_path / "old")
+    assert (type(old.policy), type(old.rollout_buffer)) == (MlpPolicy, LeanRolloutBuffer)
+    # from then on, it is a file of today
+    old.save(tmp_path / "new")
+    assert type(cls.load(tmp_path / "new", rollout_buffer_class=RolloutBuffer).rollout_buffer) is RolloutBuffer
+
+
+@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+def test_the_policy_of_stable_baselines3_is_updated_layer_by_layer(cls, monkeypatch):
+    acted = count_fast_steps(monkeypatch)
+    models = [
+        make_model(cls, "box", policy=policy, double=False, policy_kwargs={"net_arch": [8]})
+        for policy in (ActorCriticPolicy, "MlpPolicy")
+    ]
+    assert all(as_plain_mlp(model.policy) is not None for model in models)
+    models[0].learn(models[0].n_steps)
+    assert not acted
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])

@@ -15,11 +15,11 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import Actor
-from sb3_uatrpo.batch import NonFiniteRolloutError, count_trajectories
+from sb3_uatrpo.buffers import NonFiniteRolloutError, count_trajectories
 from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.core.line_search import Evaluation, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.heads import GaussianHead
+from sb3_uatrpo.families import GaussianFamily
 from tests.helpers import (
     ACTION_SPACES,
     DICT,
@@ -334,7 +334,7 @@ def test_the_sketch_advances_when_only_the_gradient_fails(monkeypatch):
     true = SampleEstimates.gradient
 
     def of_the_batch_fails(self):
-        return true(self) * (np.nan if self.n_steps == model.n_steps else 1.0)
+        return true(self) * (np.nan if self.n_timesteps == model.n_steps else 1.0)
 
     monkeypatch.setattr(SampleEstimates, "gradient", of_the_batch_fails)
     with pytest.warns(UserWarning, match="the update direction is not finite"):
@@ -404,7 +404,7 @@ def test_an_error_in_the_line_search_restores_the_policy(cls, monkeypatch):
     model = small(cls)
     collect(model)
     before = actor_vector(model)
-    monkeypatch.setattr(GaussianHead, "kl", lambda *_: 1 / 0)
+    monkeypatch.setattr(GaussianFamily, "kl", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         model.train()
     assert np.array_equal(before, actor_vector(model))
@@ -987,7 +987,7 @@ def test_a_kl_divergence_that_is_not_finite_is_said(cls, monkeypatch):
     model = small(cls)
     collect(model)
     before = actor_vector(model)
-    monkeypatch.setattr(GaussianHead, "kl", lambda self, old, new: th.full_like(old[:, 0], th.nan))
+    monkeypatch.setattr(GaussianFamily, "kl", lambda self, old, new: th.full_like(old[:, 0], th.nan))
     with pytest.warns(UserWarning, match="left the policy unchanged: the KL divergence of the full step is not finite"):
         model.train()
     assert np.array_equal(actor_vector(model), before)

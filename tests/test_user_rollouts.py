@@ -26,11 +26,12 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import prune
 
-from sb3_uatrpo import UATRPO, MatchedTRPO, critic
+from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import UnsupportedNetworkError
+from sb3_uatrpo.core.array_mlp import ArrayMLP
 from sb3_uatrpo.critic import fit_values
-from sb3_uatrpo.heads import UnsupportedDistributionError
-from sb3_uatrpo.policies import plain_mlp
+from sb3_uatrpo.families import UnsupportedDistributionError
+from sb3_uatrpo.plain import as_plain_mlp
 from tests import helpers
 from tests.helpers import (
     ACTION_SPACES,
@@ -329,7 +330,7 @@ def test_actor_and_critic_may_see_different_keys(cls, width):
     model = make_model(cls, "box", double=False, observation_space=space, policy=SeesMore, **kwargs)
     model.learn(2 * 48)
     assert logged(model)["step_fraction"] > 0.0
-    assert plain_mlp(model.policy) is None
+    assert as_plain_mlp(model.policy) is None
 
 
 def no_observation(model, _):
@@ -879,8 +880,8 @@ def test_numpy_acts_under_usual_callbacks(action_space, watched, monkeypatch, tm
     if watched:
         callbacks += [cb.EveryNTimesteps(8, cb.ConvertCallback(lambda *_: True))]
     acted, minibatches = count_fast_steps(monkeypatch), []
-    at = critic.ArrayGradients._at
-    monkeypatch.setattr(critic.ArrayGradients, "_at", lambda *args: (minibatches.append(1), at(*args))[1])
+    squared_error = ArrayMLP.squared_error
+    monkeypatch.setattr(ArrayMLP, "squared_error", lambda *args: (minibatches.append(1), squared_error(*args))[1])
     model.learn(3 * 96, callback=callbacks)
     assert len(acted) == 3 * model.n_steps
     assert len(minibatches) == 3 * model.n_critic_updates * 6

@@ -33,13 +33,7 @@ RELU = Activation(lambda z: np.maximum(z, 0.0, out=z), lambda y: y > 0.0)
 
 @dataclass(frozen=True)
 class ArrayLayer:
-    """
-    y = φ(Wx + b).
-
-    :param weight: W, shape ``(o, i)``
-    :param bias: b, shape ``(o,)``
-    :param activation: φ
-    """
+    """y = φ(Wx + b), with W of shape ``(o, i)``."""
 
     weight: Array
     bias: Array
@@ -49,20 +43,14 @@ class ArrayLayer:
 @dataclass(frozen=True)
 class ArrayMLP:
     """
-    A chain of dense layers.
-
-    The caller checks whether results are finite. NumPy warns of overflow unless its ``errstate`` says otherwise.
-
-    :param layers: the layers, in the order in which inputs pass through them
+    A chain of dense layers. The caller checks whether results are finite, and NumPy warns of overflow unless its
+    ``errstate`` says otherwise.
     """
 
     layers: tuple[ArrayLayer, ...]
 
     def __call__(self, inputs: Array) -> Array:
-        """
-        :param inputs: shape ``(n, i)``
-        :return: outputs of the last layer, shape ``(n, o)``
-        """
+        """:return: outputs of the last layer, shape ``(n, o)``, for inputs of shape ``(n, i)``"""
         if len(inputs) > 1:
             return self.outputs(inputs)[-1]
         # a matrix times a vector takes half as long as one row times a transposed matrix
@@ -74,17 +62,14 @@ class ArrayMLP:
         return row[None]
 
     def outputs(self, inputs: Array) -> list[Array]:
-        """
-        :param inputs: shape ``(n, i)``
-        :return: outputs of each layer, shapes ``(n, o)``
-        """
-        found = []
+        """:return: outputs of each layer, shapes ``(n, o)``, for inputs of shape ``(n, i)``"""
+        outputs = []
         for layer in self.layers:
             inputs = inputs @ layer.weight.T
             inputs += layer.bias
             inputs = layer.activation.apply(inputs)
-            found.append(inputs)
-        return found
+            outputs.append(inputs)
+        return outputs
 
     def squared_error(self, inputs: Array, targets: Array, gradients: list[Array]) -> float:
         """

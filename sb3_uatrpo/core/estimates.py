@@ -1,7 +1,7 @@
 r"""
 Sample estimates of the policy gradient ĝ, the Fisher matrix F̂ and the gradient's covariance Σ̂, without forming them.
 
-The policy's *head* h_i ∈ R^k holds the parameters of the action distribution at step i. With J_i = ∂h_i/∂θ (k×d),
+The policy's *head* h_i ∈ R^k holds the parameters of the action distribution at timestep i. With J_i = ∂h_i/∂θ (k×d),
 H_i the Fisher matrix of the distribution with respect to h_i, and s_i = A_i ∂log π(a_i|s_i)/∂h_i,
 
 .. math::
@@ -25,10 +25,10 @@ import torch as th
 
 #: A graph of the policy may keep this many bytes of activations; longer batches are processed in parts.
 GRAPH_BYTES = 16 * 2**20
-#: Products with many columns process PRODUCT_STEPS steps at once, or as many as have a graph of PRODUCT_GRAPH_BYTES,
-#: whichever is more. On a CPU, wide chunks of few steps are faster than narrow chunks of many steps, whose temporaries
-#: do not fit into its cache.
-PRODUCT_STEPS = 256
+#: Products with many columns process PRODUCT_TIMESTEPS timesteps at once, or as many as have a graph of
+#: PRODUCT_GRAPH_BYTES, whichever is more. On a CPU, wide chunks of few timesteps are faster than narrow chunks of many,
+#: whose temporaries do not fit into its cache.
+PRODUCT_TIMESTEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
 #: Products process columns in chunks whose temporaries take about this many bytes.
 COLUMN_BYTES = 12 * 2**20
@@ -55,10 +55,10 @@ def batched_grad(
     # torch's anomaly detection has to read the numbers, which is not possible for several cotangents at once
     if len(cotangents[0]) > 1 and not th.is_anomaly_enabled():
         try:
-            found = th.autograd.grad(
+            gradients = th.autograd.grad(
                 outputs, inputs, cotangents, is_grads_batched=True, retain_graph=True, allow_unused=True
             )
-            return list(found)
+            return list(gradients)
         except th.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -78,7 +78,7 @@ def batched_grad(
 @dataclass(frozen=True)
 class Linearization:
     """
-    The policy's head at n steps, linearised at the current parameters.
+    The policy's head at n timesteps, linearised at the current parameters.
 
     :param head: h, shape ``(n, k)``, with its graph
     :param params: the actor's parameters, d numbers in all
@@ -92,14 +92,9 @@ class Linearization:
     scores: th.Tensor
 
     def vjp(self, cotangents: th.Tensor) -> th.Tensor:
-        """
-        J'U, summed over the steps. O(n·d·c) operations.
-
-        :param cotangents: U, shape ``(c, n, k)``
-        :return: shape ``(d, c)``, column-major
-        """
+        """:return: J'U, summed over the timesteps, for U of shape ``(c, n, k)``; shape ``(d, c)``, column-major"""
         gradients = batched_grad([self.head], self.params, [cotangents])
-        # autograd returns None for a parameter that none of these steps uses
+        # autograd returns None for a parameter that none of these timesteps uses
         rows = [
             # of the head's type: some parameters may have another
             cotangents.new_zeros(len(cotangents), param.numel())
@@ -155,67 +150,51 @@ class Linearization:
         return missed
 
     def samples(self) -> th.Tensor:
-        """
-        The per-sample gradients, by J'U with one column of U for each step. O(n²·d) operations.
-
-        :return: ξ_i = J_i's_i, shape ``(n, d)``
-        """
+        """:return: ξ_i = J_i's_i, shape ``(n, d)``, by J'U with a column of U for each timestep: O(n²·d) operations"""
         return self.vjp(th.diag_embed(self.scores.T).movedim(0, -1)).T
 
     def weighted_samples(self, weights: th.Tensor) -> th.Tensor:
-        """
-        Σ_i w_i ξ_i for several weightings. O(n·d·c) operations.
-
-        :param weights: w, shape ``(c, n)``
-        :return: shape ``(d, c)``, column-major
-        """
+        """:return: Σ_i w_i ξ_i for c weightings, shape ``(d, c)``, column-major, in O(n·d·c) operations"""
         return self.vjp(self.scores * weights[..., None])
 
 
-def parts_of(n_steps: int, bytes_per_step: int, device: th.device) -> list[slice]:
-    """
-    The steps, divided into parts whose graphs fit into memory one at a time.
-
-    :param n_steps: number of steps
-    :param bytes_per_step: bytes that the graph of one step's head keeps
-    :param device: where they are
-    :return: slices that cover the steps in order
-    """
-    return _slices(n_steps, min(n_steps, max(1, at_once(GRAPH_BYTES, device) // max(1, bytes_per_step))))
+def parts_of(n_timesteps: int, bytes_per_timestep: int, device: th.device) -> list[slice]:
+    """:return: slices that cover the timesteps in order, whose graphs fit into memory one at a time"""
+    return _slices(n_timesteps, min(n_timesteps, max(1, at_once(GRAPH_BYTES, device) // max(1, bytes_per_timestep))))
 
 
-def _slices(n_steps: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, n_steps)) for start in range(0, n_steps, size)]
+def _slices(n_timesteps: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, n_timesteps)) for start in range(0, n_timesteps, size)]
 
 
 class SampleEstimates:
     """
-    ĝ, F̂ and Σ̂ over one set of steps.
+    ĝ, F̂ and Σ̂ over one set of timesteps.
 
-    :param linearize: takes a slice and returns the linearisation of its steps; if the steps do not fit into one part,
-        it is called again in each pass, so that only one part's graph exists at a time
-    :param n_steps: n, number of steps
+    :param linearize: takes a slice and returns the linearisation of its timesteps; if they do not fit into one part, it
+        is called again in each pass, so that only one part's graph exists at a time
+    :param n_timesteps: n, number of timesteps
     :param n_params: d, number of actor parameters
-    :param bytes_per_step: bytes that the graph of one step's head keeps
-    :param device: where steps and parameters are
-    :param bytes_beside: bytes that a linearisation also keeps for each step, however many columns a product has
+    :param bytes_per_timestep: bytes that the graph of one timestep's head keeps
+    :param device: where timesteps and parameters are
+    :param bytes_beside: bytes that a linearisation also keeps for each timestep, however many columns a product has
     """
 
     def __init__(
         self,
         linearize: Callable[[slice], Linearization],
-        n_steps: int,
+        n_timesteps: int,
         n_params: int,
-        bytes_per_step: int,
+        bytes_per_timestep: int,
         device: th.device,
         bytes_beside: int = 0,
     ) -> None:
-        self.n_steps = n_steps
+        self.n_timesteps = n_timesteps
         self.n_params = n_params
-        self.parts = parts_of(n_steps, bytes_per_step + bytes_beside, device)
+        self.parts = parts_of(n_timesteps, bytes_per_timestep + bytes_beside, device)
         self._device = device
         self._linearize = linearize
-        self._bytes_per_step = max(1, bytes_per_step)
+        self._bytes_per_timestep = max(1, bytes_per_timestep)
 
     @cached_property
     def _whole(self) -> Linearization:
@@ -224,46 +203,38 @@ class SampleEstimates:
     def _linearizations(self, parts: list[slice] | None = None) -> Iterator[Linearization]:
         parts = parts or self.parts
         for part in parts:
-            # a single part holds all steps, and is the only one that is kept from pass to pass
+            # a single part holds all timesteps, and is the only one that is kept from pass to pass
             yield self._whole if len(parts) == 1 else self._linearize(part)
 
     def head(self) -> th.Tensor:
-        """
-        The head at the parameters where it was linearised.
-
-        :return: h, shape ``(n, k)``, detached
-        """
+        """:return: h at the parameters where it was linearised, shape ``(n, k)``, detached"""
         return th.cat([part.head.detach() for part in self._linearizations()])
 
     def gradient(self) -> th.Tensor:
-        """
-        ĝ = mean of J_i's_i, the policy gradient (paper, Equation 3, without 1/(1-γ)).
-
-        :return: shape ``(d,)``
-        """
+        """:return: ĝ = mean of J_i's_i (paper, Equation 3, without 1/(1-γ)), shape ``(d,)``"""
         parts = self._linearizations()
-        return reduce(th.add, (part.vjp(part.scores[None] / self.n_steps).squeeze(1) for part in parts))
+        return reduce(th.add, (part.vjp(part.scores[None] / self.n_timesteps).squeeze(1) for part in parts))
 
     def standard_error(self) -> th.Tensor:
         """
-        Standard error of each coordinate of ĝ over the steps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))), from the
-        gradients of a block of steps at a time.
+        Standard error of each coordinate of ĝ over the timesteps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))), from the
+        gradients of a block of timesteps at a time.
 
         :return: shape ``(d,)``
         """
         gradient = self.gradient()
-        # The operations of a block grow with the square of its number of steps, and each step takes d floats of memory.
+        # The operations of a block grow with the square of its length, and each timestep takes d floats of memory.
         block_size = max(1, min(32, at_once(COLUMN_BYTES, self._device) // (4 * self.n_params)))
         squares = th.zeros_like(gradient)
-        for start in range(0, self.n_steps, block_size):
+        for start in range(0, self.n_timesteps, block_size):
             samples = self._linearize(slice(start, start + block_size)).samples()
             squares += (samples - gradient).square().sum(dim=0)
-        return (squares / (self.n_steps * (self.n_steps - 1))).sqrt()
+        return (squares / (self.n_timesteps * (self.n_timesteps - 1))).sqrt()
 
     def products(self, matrix: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
         F̂X and Σ̂X from one pass: both need P = JX, and pull back HP/n and s_i(w_i - w̄)'/(n-1), with w_i = s_i'P_i
-        and w̄ = ξ̄'X. O(n·d·c) operations, on one part of the steps and one chunk of the columns at a time.
+        and w̄ = ξ̄'X. O(n·d·c) operations, on one part of the timesteps and one chunk of the columns at a time.
 
         :param matrix: X, shape ``(d, c)``
         :return: F̂X and Σ̂X, each of shape ``(d, c)``, column-major
@@ -272,18 +243,20 @@ class SampleEstimates:
         fisher, covariance = (matrix.new_empty(n_columns, self.n_params).T for _ in range(2))
         mean = self.gradient() @ matrix
         graph_bytes, column_bytes = (at_once(limit, self._device) for limit in (PRODUCT_GRAPH_BYTES, COLUMN_BYTES))
-        steps_at_once = min(self.parts[0].stop, max(PRODUCT_STEPS, graph_bytes // self._bytes_per_step))
+        timesteps_at_once = min(self.parts[0].stop, max(PRODUCT_TIMESTEPS, graph_bytes // self._bytes_per_timestep))
         # 5·d numbers for each column: its copy in pieces, and the products with F̂ and Σ̂, each in pieces and joined
-        width = max(1, column_bytes // (steps_at_once * self._bytes_per_step + 5 * self.n_params * matrix.itemsize))
+        width = max(
+            1, column_bytes // (timesteps_at_once * self._bytes_per_timestep + 5 * self.n_params * matrix.itemsize)
+        )
         is_first = True
-        for part in self._linearizations(_slices(self.n_steps, steps_at_once)):
+        for part in self._linearizations(_slices(self.n_timesteps, timesteps_at_once)):
             for start in range(0, n_columns, width):
                 columns = slice(start, min(start + width, n_columns))
                 P = part.jvp(matrix[:, columns])
                 deviations = (part.scores * P).sum(dim=-1) - mean[columns, None]
                 products = (
-                    part.vjp(part.fisher_product(P) / self.n_steps),
-                    part.weighted_samples(deviations / (self.n_steps - 1)),
+                    part.vjp(part.fisher_product(P) / self.n_timesteps),
+                    part.weighted_samples(deviations / (self.n_timesteps - 1)),
                 )
                 for total, product in zip((fisher, covariance), products, strict=True):
                     total[:, columns] = product if is_first else total[:, columns] + product
@@ -291,21 +264,16 @@ class SampleEstimates:
         return fisher, covariance
 
     def fisher_product(self, vector: th.Tensor) -> th.Tensor:
-        """
-        F̂x. O(n·d) operations.
-
-        :param vector: x, shape ``(d,)``
-        :return: shape ``(d,)``
-        """
+        """:return: F̂x, shape ``(d,)``, in O(n·d) operations"""
         parts = self._linearizations()
         pulled = reduce(th.add, (part.vjp(part.fisher_product(part.jvp(vector[:, None]))) for part in parts))
-        return pulled.squeeze(1) / self.n_steps
+        return pulled.squeeze(1) / self.n_timesteps
 
     def quadratic_forms(self, vector: th.Tensor) -> tuple[float, float]:
         """
         v'F̂v = mean of P_i'H_iP_i and v'Σ̂v = sample variance of w_i, with P = Jv and w_i = s_i'P_i.
 
-        Both are computed from P as sums over the steps, without products with J', so rounding does not make them
+        Both are computed from P as sums over the timesteps, without products with J', so rounding does not make them
         negative. O(n·d) operations.
 
         :param vector: v, shape ``(d,)``
@@ -317,4 +285,4 @@ class SampleEstimates:
             P = part.jvp(vector[:, None]).squeeze(0)
             fisher += (P.double() * part.fisher_product(P)).sum().item()
             projected.append((part.scores * P).sum(dim=-1, dtype=th.float64))
-        return fisher / self.n_steps, th.cat(projected).var().item()
+        return fisher / self.n_timesteps, th.cat(projected).var().item()

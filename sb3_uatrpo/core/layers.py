@@ -3,7 +3,7 @@ Products with J and J' for heads that are a chain of linear layers with elementw
 
 A layer z_i = Wx_i + b that is used once in computing the head h_i has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
 D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. Given D and x, a product with J or J' is one large matrix product for
-each layer and a small one for each step. No column has to pass through the network again.
+each layer and a small one for each timestep. No column has to pass through the network again.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from sb3_uatrpo.core.estimates import COLUMN_BYTES, Linearization
 @dataclass(frozen=True)
 class Layer:
     """
-    One layer at n steps, y = φ(Wx + b).
+    One layer at n timesteps, y = φ(Wx + b).
 
     :param weight: index of W among the parameters, if it is one of them
     :param bias: index of b, shape ``(o,)``, among the parameters, if it is one of them
@@ -53,14 +53,14 @@ class LayeredLinearization(Linearization):
 
     def _pulled_back(self, cotangents: th.Tensor) -> list[th.Tensor]:
         """Cotangents of the last layer's outputs, shape ``(n, c, a)``, at z of each layer, shapes ``(n, c, o)``."""
-        found = []
+        pulled = []
         for layer in reversed(self.layers):
             if layer.slope is not None:
                 cotangents = cotangents * layer.slope[:, None]
-            found.append(cotangents)
+            pulled.append(cotangents)
             if layer is not self.layers[0]:
                 cotangents = cotangents @ layer.matrix
-        return found[::-1]
+        return pulled[::-1]
 
     @cached_property
     def _jacobians(self) -> list[th.Tensor]:
@@ -71,16 +71,16 @@ class LayeredLinearization(Linearization):
     def vjp(self, cotangents: th.Tensor) -> th.Tensor:
         width, a = len(cotangents), self._n_outputs
         rows: list[th.Tensor | None] = [None] * len(self.params)
-        by_step = cotangents.transpose(0, 1)
-        of_network = by_step[:, :, :a]
-        at_outputs = self._pulled_back(of_network) if width == 1 else [of_network @ D for D in self._jacobians]
+        by_timestep = cotangents.transpose(0, 1)
+        network = by_timestep[:, :, :a]
+        at_outputs = self._pulled_back(network) if width == 1 else [network @ D for D in self._jacobians]
         for layer, at in zip(self.layers, at_outputs, strict=True):
             if layer.weight is not None:
                 rows[layer.weight] = (at.flatten(1).T @ layer.inputs).view(width, layer.matrix.numel())
             if layer.bias is not None:
                 rows[layer.bias] = at.sum(dim=0)
         if self.log_std is not None:
-            rows[self.log_std] = by_step[:, :, a:].sum(dim=0)
+            rows[self.log_std] = by_timestep[:, :, a:].sum(dim=0)
         return th.cat([row for row in rows if row is not None], dim=1).T
 
     def jvp(self, tangents: th.Tensor) -> th.Tensor:
@@ -98,8 +98,8 @@ class LayeredLinearization(Linearization):
                 changes += pieces[layer.bias]
             products.baddbmm_(changes, D.transpose(1, 2))
         if k > a:
-            of_log_std = tangents.new_zeros(width, a) if self.log_std is None else pieces[self.log_std]
-            products = th.cat([products, of_log_std.expand(n, width, a)], dim=2)
+            log_std = tangents.new_zeros(width, a) if self.log_std is None else pieces[self.log_std]
+            products = th.cat([products, log_std.expand(n, width, a)], dim=2)
         return products.transpose(0, 1)
 
     def samples(self) -> th.Tensor:

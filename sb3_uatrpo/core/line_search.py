@@ -32,11 +32,7 @@ class LineSearchResult:
 
 
 def backtracking_line_search(
-    evaluate: Callable[[float], Evaluation],
-    objective: float,
-    max_kl: float,
-    shrinking_factor: float,
-    max_iter: int,
+    evaluate: Callable[[float], Evaluation], objective: float, max_kl: float, shrinking_factor: float, max_iter: int
 ) -> LineSearchResult:
     """
     The largest κ^i, i = 0 … ``max_iter`` - 1, with finite values, no lower objective than before, and KL within bounds.

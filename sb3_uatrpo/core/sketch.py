@@ -37,9 +37,6 @@ class Sketch:
         self.generator = th.Generator().manual_seed(seed)
         self.clear()
 
-    # Matrices that belong together are replaced in one call, so that neither an interrupt nor a lack of memory can
-    # leave some of them behind.
-
     omega: th.Tensor
     y_fisher: th.Tensor
     y_covariance: th.Tensor
@@ -51,19 +48,15 @@ class Sketch:
 
     def clear(self) -> None:
         """Discard Ω and the averages. The next update draws a new Ω, and the averages start afresh."""
-        omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
-        layout = th.zeros(0, dtype=th.float64, device="cpu")
-        vars(self).update(omega=omega, layout=layout, **self._zeros(omega, self.ema_beta))
+        self.omega = th.zeros(0, 0, dtype=self.dtype, device=self.device)
+        self.layout = th.zeros(0, dtype=th.float64, device="cpu")
+        self._clear_averages(self.omega, self.ema_beta)
 
-    @staticmethod
-    def _zeros(omega: th.Tensor, ema_beta: float) -> dict[str, th.Tensor]:
+    def _clear_averages(self, omega: th.Tensor, ema_beta: float) -> None:
         """Averages before the first update: zeros of Ω's shape and memory layout, or empty if β is 0."""
         average = omega if ema_beta > 0.0 else omega[:0, :0]
-        return {
-            "y_fisher": th.zeros_like(average),
-            "y_covariance": th.zeros_like(average),
-            "ema_weight": th.zeros(1, dtype=th.float64, device="cpu"),
-        }
+        self.y_fisher, self.y_covariance = th.zeros_like(average), th.zeros_like(average)
+        self.ema_weight = th.zeros(1, dtype=th.float64, device="cpu")
 
     @property
     def n_bytes(self) -> int:
@@ -72,12 +65,7 @@ class Sketch:
 
     @staticmethod
     def bytes_per_projection(n_params: int, ema_beta: float, dtype: th.dtype) -> int:
-        """
-        :param n_params: d
-        :param ema_beta: β
-        :param dtype: type of the policy's parameters
-        :return: bytes that one more projection takes
-        """
+        """:return: bytes that one more projection takes, with d parameters of this type"""
         return (3 if ema_beta > 0.0 else 1) * n_params * dtype.itemsize
 
     def draw(self) -> None:
@@ -90,7 +78,9 @@ class Sketch:
         else:
             rows = th.randn(n_projections, n_params, generator=self.generator, dtype=self.dtype, device="cpu")
         omega = rows.to(self.device).T
-        vars(self).update(omega=omega, **self._zeros(omega, self.ema_beta))
+        self._clear_averages(omega, self.ema_beta)
+        # last, so that a draw that was interrupted is repeated
+        self.omega = omega
 
     def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float, dtype: th.dtype) -> None:
         """
@@ -102,8 +92,10 @@ class Sketch:
         :param dtype: type of the actor's outputs, and so of the products with F̂ and Σ̂
         """
         if dtype != self.dtype:
-            matrices = {name: getattr(self, name).to(dtype) for name in ("omega", "y_fisher", "y_covariance")}
-            vars(self).update(matrices, dtype=dtype)
+            self.omega, self.y_fisher, self.y_covariance = (
+                matrix.to(dtype) for matrix in (self.omega, self.y_fisher, self.y_covariance)
+            )
+            self.dtype = dtype
         shape = (int(layout.sum()), n_projections)
         if shape != self.shape or (len(self.layout) > 0 and not th.equal(layout, self.layout)):
             if self.omega.numel() > 0:
@@ -117,9 +109,9 @@ class Sketch:
                 )
             self.shape = shape
             self.clear()
-        keeps_averages = (self.ema_beta > 0.0) == (ema_beta > 0.0)
-        averages = {} if keeps_averages else self._zeros(self.omega, ema_beta)
-        vars(self).update(layout=layout, ema_beta=ema_beta, **averages)
+        if (self.ema_beta > 0.0) != (ema_beta > 0.0):
+            self._clear_averages(self.omega, ema_beta)
+        self.layout, self.ema_beta = layout, ema_beta
 
     def update(self, fisher: th.Tensor, covariance: th.Tensor, coefficient: float) -> th.Tensor:
         """
@@ -134,15 +126,13 @@ class Sketch:
         """
         if self.ema_beta == 0.0:
             return fisher.add_(covariance, alpha=coefficient)
-        averages = [self.y_fisher, self.y_covariance, self.ema_weight]
-        # a single call, so that an interrupt cannot divide it
-        th._foreach_lerp_(averages, [fisher, covariance, th.ones_like(self.ema_weight)], 1.0 - self.ema_beta)
+        self.ema_weight.lerp_(th.ones_like(self.ema_weight), 1.0 - self.ema_beta)
+        self.y_fisher.lerp_(fisher, 1.0 - self.ema_beta)
+        self.y_covariance.lerp_(covariance, 1.0 - self.ema_beta)
         return th.add(self.y_fisher, self.y_covariance, alpha=coefficient, out=fisher).div_(self.ema_weight.item())
 
     def state_dict(self) -> dict[str, th.Tensor]:
-        """
-        :return: the whole state; the generator's, the only entry that is not floating point, comes last
-        """
+        """:return: the whole state; the generator's, the only entry that is not floating point, comes last"""
         return {
             "omega": self.omega,
             "y_fisher": self.y_fisher,
@@ -180,13 +170,13 @@ class Sketch:
             )
         self.generator.set_state(state["generator"].cpu())
         # clones keep the strides, and so the column-major layout
-        matrices = {name: state[name].to(self.device).clone() for name in ("omega", "y_fisher", "y_covariance")}
-        omega = matrices["omega"]
-        if omega.numel() > 0:
-            self.shape, self.dtype = (omega.shape[0], omega.shape[1]), omega.dtype
-        small = {name: state[name].to("cpu", th.float64).clone() for name in ("layout", "ema_weight")}
-        vars(self).update(matrices, **small)
+        self.omega, self.y_fisher, self.y_covariance = (
+            state[name].to(self.device).clone() for name in ("omega", "y_fisher", "y_covariance")
+        )
+        if self.omega.numel() > 0:
+            self.shape, self.dtype = (self.omega.shape[0], self.omega.shape[1]), self.omega.dtype
+        self.layout, self.ema_weight = (state[name].to("cpu", th.float64).clone() for name in ("layout", "ema_weight"))
         expected_shape = self.omega.shape if self.ema_beta > 0.0 else (0, 0)
         if self.y_fisher.shape != expected_shape or self.y_covariance.shape != expected_shape:
             # saved with averages and loaded without, or vice versa
-            vars(self).update(self._zeros(self.omega, self.ema_beta))
+            self._clear_averages(self.omega, self.ema_beta)

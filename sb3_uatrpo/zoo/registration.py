@@ -20,12 +20,7 @@ from sb3_uatrpo.zoo import search_space
 
 # The names of UATRPO differ in their hyperparameter files and search spaces
 ALGORITHMS = {"uatrpo": UATRPO, "uatrpo_small_batches": UATRPO, "uatrpo_paper": UATRPO, "trpo_matched": MatchedTRPO}
-SAMPLERS = {
-    "uatrpo": search_space.sample_uatrpo_params,
-    "uatrpo_small_batches": search_space.sample_uatrpo_params,
-    "uatrpo_paper": search_space.sample_uatrpo_paper_params,
-    "trpo_matched": search_space.sample_matched_trpo_params,
-}
+SAMPLERS = search_space.SAMPLERS
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams"
 
 

@@ -96,9 +96,7 @@ def _sample_trust_region_params(trial: "optuna.Trial") -> dict[str, Any]:
     }
 
 
-def sample_uatrpo_params(
-    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
+def _sample_uatrpo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, _: Any) -> dict[str, Any]:
     """
     Some shrinkage, and TRPO's step length. The second trial of a search is ``RECOMMENDED``, with the largest of
     ``N_STEPS`` that makes batches no larger than from one environment, or with the smallest if there is none.
@@ -107,39 +105,33 @@ def sample_uatrpo_params(
         # RL Zoo has no place for this before the first trial
         n_steps = max(n for n in N_STEPS if n * n_envs <= RECOMMENDED_TRIAL["n_steps"] or n == min(N_STEPS))
         trial.study.enqueue_trial({**RECOMMENDED_TRIAL, "n_steps": n_steps}, skip_if_exists=True)
-    return convert_params(
-        {
-            **_sample_shared_params(trial, n_actions),
-            **_sample_trust_region_params(trial),
-            "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
-            "shrinkage": trial.suggest_categorical("shrinkage", SHRINKAGES),
-        }
-    )
+    sampled = _sample_shared_params(trial, n_actions) | _sample_trust_region_params(trial)
+    sampled["target_kl"] = trial.suggest_float("target_kl", 0.001, 0.1, log=True)
+    sampled["shrinkage"] = trial.suggest_categorical("shrinkage", SHRINKAGES)
+    return convert_params(sampled)
 
 
-def sample_uatrpo_paper_params(
-    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
+def _sample_uatrpo_paper_params(trial: "optuna.Trial", n_actions: int, n_envs: int, _: Any) -> dict[str, Any]:
     """The step length is set by ``trust_region_delta``, as in the paper. Every sample fits any ``n_envs``."""
-    return convert_params(
-        {
-            **_sample_shared_params(trial, n_actions),
-            **_sample_trust_region_params(trial),
-            "trust_region_delta": trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True),
-            "shrinkage": trial.suggest_categorical("shrinkage", (0.0, *SHRINKAGES)),
-        }
-    )
+    sampled = _sample_shared_params(trial, n_actions) | _sample_trust_region_params(trial)
+    sampled["trust_region_delta"] = trial.suggest_float("trust_region_delta", 0.005, 0.2, log=True)
+    sampled["shrinkage"] = trial.suggest_categorical("shrinkage", (0.0, *SHRINKAGES))
+    return convert_params(sampled)
 
 
-def sample_matched_trpo_params(
-    trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
+def _sample_matched_trpo_params(trial: "optuna.Trial", n_actions: int, n_envs: int, _: Any) -> dict[str, Any]:
     """Every sample fits any ``n_envs``."""
-    return convert_params(
-        {
-            **_sample_shared_params(trial, n_actions),
-            "target_kl": trial.suggest_float("target_kl", 0.001, 0.1, log=True),
-            "cg_max_steps": trial.suggest_int("cg_max_steps", 5, 30),
-            "cg_damping": trial.suggest_float("cg_damping", 1e-3, 0.5, log=True),
-        }
-    )
+    sampled = _sample_shared_params(trial, n_actions)
+    sampled["target_kl"] = trial.suggest_float("target_kl", 0.001, 0.1, log=True)
+    sampled["cg_max_steps"] = trial.suggest_int("cg_max_steps", 5, 30)
+    sampled["cg_damping"] = trial.suggest_float("cg_damping", 1e-3, 0.5, log=True)
+    return convert_params(sampled)
+
+
+#: for each name in RL Zoo
+SAMPLERS = {
+    "uatrpo": _sample_uatrpo_params,
+    "uatrpo_small_batches": _sample_uatrpo_params,
+    "uatrpo_paper": _sample_uatrpo_paper_params,
+    "trpo_matched": _sample_matched_trpo_params,
+}

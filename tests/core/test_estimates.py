@@ -173,16 +173,18 @@ def test_chunks_do_not_matter(layered, steps, product_steps, columns):
     """The memory bounds decide how the work is cut up, never what comes out."""
     whole = box_case(layered)
     v = th.randn(whole.n_params, 5, generator=th.Generator().manual_seed(2), dtype=th.float64)
-    limits = ("GRAPH_BYTES", "COLUMN_BYTES", "PRODUCT_STEPS", "PRODUCT_GRAPH_BYTES")
+    limits = ("GRAPH_BYTES", "COLUMN_BYTES", "PRODUCT_TIMESTEPS", "PRODUCT_GRAPH_BYTES")
     kept = {name: getattr(module, name) for name in limits}
     uncut = whole.products(v)
     try:
-        module.GRAPH_BYTES = steps * whole._bytes_per_step
-        module.COLUMN_BYTES = columns * (8 * whole.n_params + product_steps * whole._bytes_per_step)
-        module.PRODUCT_STEPS, module.PRODUCT_GRAPH_BYTES = product_steps, 0
+        module.GRAPH_BYTES = steps * whole._bytes_per_timestep
+        module.COLUMN_BYTES = columns * (8 * whole.n_params + product_steps * whole._bytes_per_timestep)
+        module.PRODUCT_TIMESTEPS, module.PRODUCT_GRAPH_BYTES = product_steps, 0
         layers.COLUMN_BYTES = module.COLUMN_BYTES
-        cut = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, whole._bytes_per_step, th.device("cpu"))
-        assert len(cut.parts) == -(-whole.n_steps // min(steps, whole.n_steps))
+        cut = SampleEstimates(
+            whole._linearize, whole.n_timesteps, whole.n_params, whole._bytes_per_timestep, th.device("cpu")
+        )
+        assert len(cut.parts) == -(-whole.n_timesteps // min(steps, whole.n_timesteps))
         assert isinstance(cut._linearize(cut.parts[-1]), LayeredLinearization) == layered
         for found, expected in zip(cut.products(v), uncut, strict=True):
             close(found, expected.numpy())
@@ -203,8 +205,8 @@ def test_a_gpu_processes_more_at_once():
     assert parts["cuda"] == [slice(start, min(start + 320, 1000)) for start in range(0, 1000, 320)]
     whole = box_case()
     X = th.ones(whole.n_params, 3, dtype=th.float64)
-    on_gpu = SampleEstimates(whole._linearize, whole.n_steps, whole.n_params, module.GRAPH_BYTES, th.device("cuda"))
-    assert len(on_gpu.parts) == -(-whole.n_steps // 32)
+    on_gpu = SampleEstimates(whole._linearize, whole.n_timesteps, whole.n_params, module.GRAPH_BYTES, th.device("cuda"))
+    assert len(on_gpu.parts) == -(-whole.n_timesteps // 32)
     for found, expected in zip(on_gpu.products(X), whole.products(X), strict=True):
         close(found, expected.numpy())
 

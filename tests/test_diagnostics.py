@@ -6,8 +6,7 @@ import math
 import pytest
 from stable_baselines3.common.logger import HumanOutputFormat
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.actor_update import diagnose_line_search
+from sb3_uatrpo import UATRPO, MatchedTRPO, diagnostics
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult
 from tests.helpers import collect, logged, make_model
 
@@ -16,7 +15,7 @@ UNCHANGED = Evaluation(objective=0.5, kl=0.0)
 
 def test_an_accepted_update():
     result = LineSearchResult(0.8, Evaluation(2.0, 0.04), Evaluation(1.0, 0.02))
-    assert diagnose_line_search(result, 0.02, UNCHANGED) == {
+    assert diagnostics.line_search(result, 0.02, UNCHANGED) == {
         "kl_estimated": 0.02,
         "kl_proposed": 0.04,
         "kl_ratio": 2.0,
@@ -29,7 +28,7 @@ def test_an_accepted_update():
 
 def test_a_line_search_that_failed():
     result = LineSearchResult(0.0, Evaluation(math.nan, math.inf), None)
-    assert diagnose_line_search(result, 0.02, UNCHANGED) == {
+    assert diagnostics.line_search(result, 0.02, UNCHANGED) == {
         "kl_estimated": 0.02,
         "policy_objective": UNCHANGED.objective,
         "kl_divergence_loss": 0.0,

@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.distributions import Beta, Categorical
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.heads import head_of
+from sb3_uatrpo.families import family_of
 from tests.helpers import logged, make_model
 from tests.reference import kl_of
 
@@ -85,15 +85,15 @@ def actions_for(kind) -> th.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_vector_holds_the_distribution(kind):
     h = vectors(KINDS[kind], 0)
-    found = head_of(kind(h)).vector(kind(h))
+    found = family_of(kind(h)).vector(kind(h))
     assert found.shape == h.shape
     # logits are defined up to a constant of each categorical distribution
-    assert head_of(kind(h)).kl(h, found) == pytest.approx(th.zeros(N).numpy(), abs=1e-12)
+    assert family_of(kind(h)).kl(h, found) == pytest.approx(th.zeros(N).numpy(), abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_prob_is_the_distributions_own(kind):
-    head, actions = head_of(kind(vectors(KINDS[kind], 0))), actions_for(kind)
+    head, actions = family_of(kind(vectors(KINDS[kind], 0))), actions_for(kind)
     for seed in range(3):
         h = vectors(KINDS[kind], seed)
         expected = kind(h).log_prob(actions.flatten() if kind is categorical else actions)
@@ -104,7 +104,7 @@ def test_log_prob_is_the_distributions_own(kind):
 def test_log_prob_is_the_distributions_own_where_float32_rounds_actions_to_one(kind):
     h, actions = vectors(4, 0).float(), actions_for(kind).float()
     actions[0], actions[1, 0] = 1.0, -1.0
-    assert head_of(kind(h)).log_prob(h, actions).numpy() == pytest.approx(kind(h).log_prob(actions).numpy(), rel=1e-5)
+    assert family_of(kind(h)).log_prob(h, actions).numpy() == pytest.approx(kind(h).log_prob(actions).numpy(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,20 +113,20 @@ def test_score_is_the_gradient_of_log_prob(kind):
     actions = actions_for(kind)
     total = kind(h).log_prob(actions.flatten() if kind is categorical else actions).sum()
     (expected,) = th.autograd.grad(total, h)
-    assert head_of(kind(h)).score(h, actions).numpy() == pytest.approx(expected.numpy(), abs=1e-9)
+    assert family_of(kind(h)).score(h, actions).numpy() == pytest.approx(expected.numpy(), abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fisher_product_is_the_hessian_of_the_kl(kind):
     size = KINDS[kind]
     h = vectors(size, 4)
-    head = head_of(kind(h))
+    head = family_of(kind(h))
     eye = th.eye(size, dtype=th.float64)
     columns = head.fisher_product(h, eye[:, None, :].expand(size, N, size))
     for i in range(N):
 
         def divergence(new, i=i):
-            old = head_of(kind(h[i : i + 1]))
+            old = family_of(kind(h[i : i + 1]))
             assert type(old) is type(head)
             return kl_of(kind(h[i : i + 1]).distribution, kind(new[None]).distribution).sum()
 
@@ -138,7 +138,7 @@ def test_fisher_product_is_the_hessian_of_the_kl(kind):
 def test_kl_is_summed_over_action_dimensions(kind):
     old, new = vectors(KINDS[kind], 5), vectors(KINDS[kind], 6)
     expected = kl_of(kind(old).distribution, kind(new).distribution)
-    assert head_of(kind(old)).kl(old, new).numpy() == pytest.approx(expected.numpy(), rel=1e-9)
+    assert family_of(kind(old)).kl(old, new).numpy() == pytest.approx(expected.numpy(), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,7 +148,7 @@ def test_laws(kind, seed, scale):
     """H is symmetric and positive semidefinite, KL(h‖h) = 0, KL ≥ 0, and a small step has KL near ½p'Hp."""
     size = KINDS[kind]
     h, p, q = vectors(size, seed, scale), vectors(size, seed + 1), vectors(size, seed + 2)
-    head = head_of(kind(h))
+    head = family_of(kind(h))
     Hp, Hq = head.fisher_product(h, p), head.fisher_product(h, q)
     assert (q * Hp).sum(-1).numpy() == pytest.approx((p * Hq).sum(-1).numpy(), rel=1e-8, abs=1e-10)
     assert bool(((p * Hp).sum(-1) >= -1e-12).all())
@@ -164,7 +164,7 @@ def test_laws(kind, seed, scale):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kl_of_float32_heads_is_exact_for_small_steps(kind):
     h, p = vectors(KINDS[kind], 7), 1e-2 * vectors(KINDS[kind], 8)
-    head = head_of(kind(h))
+    head = family_of(kind(h))
     exact = head.kl(h.float().double(), (h + p).float().double())
     assert head.kl(h.float(), (h + p).float()).numpy() == pytest.approx(exact.numpy(), rel=0.02, abs=3e-7)
 
@@ -174,7 +174,7 @@ def test_the_kl_of_float32_heads_is_exact_for_small_steps(kind):
 def test_rounding_of_small_steps_does_not_add_up(kind, size):
     rng = np.random.default_rng(0)
     h, p = (th.from_numpy(rng.normal(size=(500, KINDS[kind])).astype(np.float32)) for _ in range(2))
-    head = head_of(kind(h))
+    head = family_of(kind(h))
     divergences = head.kl(h, h + size * p)
     assert bool((divergences > -1e-12).all())
     exact = head.kl(h.double(), (h + size * p).double()).mean().item()
@@ -183,11 +183,11 @@ def test_rounding_of_small_steps_does_not_add_up(kind, size):
 
 def test_choices_of_probability_zero_have_a_divergence():
     old = th.tensor([-200.0, 0.0, 1.0])
-    for head in (head_of(CategoricalDistribution(3)), head_of(BernoulliDistribution(3))):
+    for head in (family_of(CategoricalDistribution(3)), family_of(BernoulliDistribution(3))):
         for new in (th.tensor([-1.0, 0.5, 1.0]), th.tensor([80.0, 0.0, 0.0])):
             assert head.kl(old, new).item() == pytest.approx(head.kl(old.double(), new.double()).item(), rel=1e-5)
         assert head.kl(old * math.nan, old).isnan()
-    two, three = head_of(CategoricalDistribution(2)), head_of(CategoricalDistribution(3))
+    two, three = family_of(CategoricalDistribution(2)), family_of(CategoricalDistribution(3))
     masked = th.tensor([-math.inf, 0.0, 1.0]), th.tensor([-math.inf, 0.5, 1.0])
     assert three.kl(*masked).item() == pytest.approx(two.kl(*(head[1:] for head in masked)).item())
     # a choice that has become possible
@@ -200,7 +200,7 @@ def test_an_unknown_distribution_is_refused_by_name():
         actions_from_params = log_prob_from_params = None
 
     with pytest.raises(ValueError, match=r"Unheard.*use one of DiagGaussianDistribution"):
-        head_of(Unheard())
+        family_of(Unheard())
 
 
 class ReturnsBeta(ActorCriticPolicy):
@@ -258,7 +258,7 @@ def test_a_policy_that_returns_another_distribution_is_refused(policy, message, 
 def test_an_impossible_choice_adds_nothing(kind):
     """As with a mask: the other choices are what they are without it, and the KL divergence is theirs."""
     old, new, masked = vectors(KINDS[kind], 0), vectors(KINDS[kind], 1), slice(1, 2)
-    head = head_of(kind(old))
+    head = family_of(kind(old))
     found = []
     for value in (-1e6, -math.inf):
         for h in (old, new):

@@ -1,12 +1,12 @@
 r"""
-Stable-Baselines3's action distributions as functions of a head vector.
+Families of action distributions: those of Stable-Baselines3 as functions of a head vector.
 
-A head vector h ∈ R^k holds the parameters of the action distribution at one step. Everything that a trust region method
+A head vector h ∈ R^k holds the parameters of the action distribution at one timestep. All that a trust region method
 needs from a distribution is a function of it: log π(a|h), the Fisher matrix H(h) = E[∂log π/∂h ∂log π/∂h'], and the
 Kullback-Leibler divergence, *summed* over action dimensions.
 
-To support another distribution, write its head and register it in ``_SUPPORTED``. ``tests/test_heads.py`` then compares
-the head with ``tests/reference.py``.
+To support another distribution, write its family and register it in ``_SUPPORTED``. ``tests/test_families.py`` then
+compares the family with ``tests/reference.py``.
 """
 
 import math
@@ -30,55 +30,36 @@ from torch.nn import functional as F
 
 
 class UnsupportedDistributionError(ValueError):
-    """The policy's action distribution has no head, or would be misread by it."""
+    """The policy's action distribution has no family here, or would be misread by it."""
 
 
-class Head(ABC):
+class Family(ABC):
     """One kind of action distribution as a function of its head vector."""
 
     @abstractmethod
     def vector(self, distribution: Any) -> th.Tensor:
-        """
-        :param distribution: the Stable-Baselines3 distribution of n steps
-        :return: h, shape ``(n, k)``, with its graph
-        """
+        """:return: h, shape ``(n, k)``, with its graph, of the Stable-Baselines3 distribution of n timesteps"""
 
     @abstractmethod
     def log_prob(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        :param head: h, shape ``(n, k)``
-        :param actions: as the rollout buffer holds them, shape ``(n, action_dim)``
-        :return: log π(a|h) in nats, as the distribution's own ``log_prob``, shape ``(n,)``
-        """
+        """:return: log π(a|h) in nats of actions as buffers hold them, as by ``log_prob``, shape ``(n,)``"""
 
     @abstractmethod
     def fisher_product(self, head: th.Tensor, vectors: th.Tensor) -> th.Tensor:
-        """
-        :param head: h, shape ``(n, k)``
-        :param vectors: P, shape ``(..., n, k)``
-        :return: HP, shape ``(..., n, k)``
-        """
+        """:return: HP for P of shape ``(..., n, k)``, of the same shape"""
 
     @abstractmethod
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
-        """
-        :param old: h of π_θk, shape ``(n, k)``
-        :param new: h of π_θ, shape ``(n, k)``
-        :return: KL(π_θk‖π_θ) in nats, summed over action dimensions, shape ``(n,)``
-        """
+        """:return: KL(π_θk‖π_θ) in nats from their h, summed over action dimensions, shape ``(n,)``"""
 
     def score(self, head: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        :param head: h, shape ``(n, k)``
-        :param actions: shape ``(n, action_dim)``
-        :return: ∂log π(a|h)/∂h, shape ``(n, k)``
-        """
+        """:return: ∂log π(a|h)/∂h, shape ``(n, k)``"""
         head = head.detach().requires_grad_()
         (score,) = th.autograd.grad(self.log_prob(head, actions).sum(), head)
         return score
 
 
-class GaussianHead(Head):
+class GaussianFamily(Family):
     """
     Independent Gaussians, h = (μ, log σ), H = diag(1/σ², 2). Given the state, gSDE's distribution has this form too.
 
@@ -114,7 +95,7 @@ class GaussianHead(Head):
         return 0.5 * (u2.expm1() - u2 + shift.square()).sum(dim=-1)
 
 
-class CategoricalHead(Head):
+class CategoricalFamily(Family):
     """
     Independent categorical distributions, h = their logits side by side, H = diag(p) - pp' for each.
 
@@ -152,7 +133,7 @@ class CategoricalHead(Head):
         return th.stack(divergences).sum(dim=0)
 
 
-class BernoulliHead(Head):
+class BernoulliFamily(Family):
     """Independent Bernoulli distributions, h = their logits, H = diag(p(1-p))."""
 
     def vector(self, distribution: Any) -> th.Tensor:
@@ -183,31 +164,34 @@ def _kl_terms(log_p: th.Tensor, log_q: th.Tensor) -> th.Tensor:
     return th.where(p == 0.0, q, terms)
 
 
-# The head of each distribution, and the torch distribution that it wraps. Exact types: a subclass may redefine its
+# The family of each distribution, and the torch distribution that it wraps. Exact types: a subclass may redefine its
 # log-probability.
-_SUPPORTED: dict[type[Distribution], tuple[Callable[[Any], Head], type[th.distributions.Distribution]]] = {
-    DiagGaussianDistribution: (lambda _: GaussianHead(), Normal),
-    SquashedDiagGaussianDistribution: (lambda found: GaussianHead(TanhBijector(found.epsilon), True), Normal),
-    StateDependentNoiseDistribution: (lambda found: GaussianHead(found.bijector), Normal),
-    CategoricalDistribution: (lambda found: CategoricalHead([found.action_dim]), Categorical),
-    MultiCategoricalDistribution: (lambda found: CategoricalHead(found.action_dims), Categorical),
-    BernoulliDistribution: (lambda _: BernoulliHead(), Bernoulli),
+_SUPPORTED: dict[type[Distribution], tuple[Callable[[Any], Family], type[th.distributions.Distribution]]] = {
+    DiagGaussianDistribution: (lambda _: GaussianFamily(), Normal),
+    SquashedDiagGaussianDistribution: (
+        lambda distribution: GaussianFamily(TanhBijector(distribution.epsilon), True),
+        Normal,
+    ),
+    StateDependentNoiseDistribution: (lambda distribution: GaussianFamily(distribution.bijector), Normal),
+    CategoricalDistribution: (lambda distribution: CategoricalFamily([distribution.action_dim]), Categorical),
+    MultiCategoricalDistribution: (lambda distribution: CategoricalFamily(distribution.action_dims), Categorical),
+    BernoulliDistribution: (lambda _: BernoulliFamily(), Bernoulli),
 }
-# Where one was replaced, the head would be wrong
+# Where one was replaced, the family would be wrong
 _LOG_PROBS = {kind: kind.log_prob for kind in _SUPPORTED}
 
 
-def head_of(distribution: Any) -> Head:
+def family_of(distribution: Any) -> Family:
     """
     :param distribution: a Stable-Baselines3 action distribution, such as a policy's ``action_dist``
-    :return: its head
+    :return: its family
     :raises UnsupportedDistributionError: if the distribution is not supported
     """
     kind = type(distribution)
     if kind not in _SUPPORTED:
         raise UnsupportedDistributionError(
             f"policy: the action distribution {kind.__name__} is not supported, because its Fisher matrix is not known "
-            f"here; use one of {', '.join(known.__name__ for known in _SUPPORTED)}, or add its head (CONTRIBUTING.md)"
+            f"here; use one of {', '.join(known.__name__ for known in _SUPPORTED)}, or add its family (CONTRIBUTING.md)"
         )
     if "log_prob" in vars(distribution) or kind.log_prob is not _LOG_PROBS[kind]:
         raise UnsupportedDistributionError(
@@ -217,19 +201,20 @@ def head_of(distribution: Any) -> Head:
     return _SUPPORTED[kind][0](distribution)
 
 
-def check_distribution(found: Any, expected: type[Distribution]) -> None:
+def check_distribution(distribution: Any, expected: type[Distribution]) -> None:
     """
-    :param found: what a policy's ``evaluate_actions`` left in ``action_dist``
-    :param expected: type of ``action_dist`` before, from which its head was made
-    :raises UnsupportedDistributionError: if ``found`` is of another kind, or wraps another log-probability, so that the
-        head would misread it
+    :param distribution: what a policy's ``evaluate_actions`` left in ``action_dist``
+    :param expected: type of ``action_dist`` before, from which its family was made
+    :raises UnsupportedDistributionError: if it is of another kind, or wraps another log-probability, so that the family
+        would misread it
     """
     wrapped = _SUPPORTED[expected][1]
-    parts = found.distribution if isinstance(found.distribution, list) else [found.distribution]
-    if type(found) is not expected or not all(_is_a(part, wrapped) for part in parts):
-        of = " and ".join(sorted({type(part).__name__ for part in parts}))
+    inner = distribution.distribution
+    parts = inner if isinstance(inner, list) else [inner]
+    if type(distribution) is not expected or not all(_is_a(part, wrapped) for part in parts):
+        kinds = " and ".join(sorted({type(part).__name__ for part in parts}))
         raise UnsupportedDistributionError(
-            f"policy: evaluate_actions left {type(found).__name__} of {of} in action_dist, which was "
+            f"policy: evaluate_actions left {type(distribution).__name__} of {kinds} in action_dist, which was "
             f"{expected.__name__} of {wrapped.__name__}; other distributions are not supported, because their Fisher "
             "matrix is not known here"
         )
