@@ -110,6 +110,33 @@ def test_the_iqm_of_resamples_is_that_of_each():
     assert all(set(drawn[:9, e, k].flat) <= set(scores[e, k]) for e in range(3) for k in range(3))
 
 
+def test_resamples_of_environments_draw_the_seeds_of_each_copy_apart():
+    scores = np.arange(24.0).reshape(3, 2, 4)
+    environments = np.tile([2, 0, 2], (module.N_RESAMPLES, 1))
+    drawn = module.resampled(scores, np.random.default_rng(0), environments)
+    assert set(drawn[:, 0, 1].flat) == set(drawn[:, 2, 1].flat) == set(scores[2, 1])
+    assert set(drawn[:, 1, 0].flat) == set(scores[0, 0])
+    assert (drawn[:, 0] != drawn[:, 2]).any()
+
+
+def test_an_interval_that_covers_other_environments_is_wider_where_they_differ():
+    """One method leads by 0.2 in one environment, and by nothing in the two others."""
+    runs = study(lambda method, size, kl, seed: 0.5 + 0.01 * seed)
+    places = runs.runs.index[(runs.runs.env == "Hopper-v4") & runs.runs.variant.str.startswith("preset")]
+    led = runs.episodes.run.isin(places)
+    runs.episodes.loc[led, "return"] += 0.2 * module.REFERENCES["Hopper-v4"]
+    _, differences = module.judge(module.scores_of(runs))
+    (row,) = differences[
+        (differences.pair == "preset - damping 1")
+        & (differences.steps == 250)
+        & (differences.score == "final")
+        & (differences.length == "mean")
+    ].to_dict("records")
+    # all three environments may be the one, or none
+    assert row["wide low"] < row["low"] < row["value"] < row["high"] < row["wide high"]
+    assert row["wide high"] == pytest.approx(0.2, abs=0.02)
+
+
 def test_a_failed_run_counts_as_the_worst_of_its_environment():
     table = module.scores_of(
         study(lambda method, size, kl, seed: None if (method, seed) == ("preset", 0) else 0.1 + seed, n_seeds=2)
@@ -126,6 +153,14 @@ def test_steps_and_areas():
     episodes = pd.DataFrame({"step": [150, 180, 1003], "return": [1.0, 3.0, 8.0]})
     # parts without an episode take the part before, the first one the next
     assert module.area(episodes, 1000) == pytest.approx((9 * 2.0 + 8.0) / 10)
+
+
+@pytest.mark.parametrize("folder", ["small_batches", "small_batches_confirmation"])
+def test_the_reports_are_those_of_the_committed_runs(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(module, "draw", lambda *_: None)
+    results = ROOT / "benchmarks" / "results" / folder
+    module.main(["--folder", str(results), "--report", str(tmp_path)])
+    assert (tmp_path / "report.md").read_text("utf-8") == (results / "report.md").read_text("utf-8")
 
 
 def test_the_report_and_the_pictures(tmp_path):
