@@ -57,6 +57,9 @@ def test_the_page_has_the_figures_of_the_report():
         r"^\| (.+?) \| (\S+) to (\S+) \| (\S+) \|$", page.split("\n## ")[0].split("\n### ")[0], re.MULTILINE
     )
     assert len(shown) == 5
+    swimmer = [(row[-2], row[-1]) for row in rows if "Swimmer" in row[0] and row[1] == "2000"]
+    (a, b), (c, d) = swimmer
+    assert f"{a} and {c}, against {b} and {d}" in " ".join(page.split())
     for name, low, high, median in shown:
         values = sorted(float(value.strip("°")) for value in columns[name])
         assert [float(value.strip("°")) for value in (low, high)] == [values[0], values[-1]], name
