@@ -6,7 +6,8 @@ Does UATRPO need less tuning than TRPO, or do better, with small batches? Applie
 
 It prints what each method reaches with the worst, the best and the mean step length, the differences that the rule is
 about, and the verdicts. ``--report`` writes the same into report.md, and draws the scores by the KL divergence that was
-asked for (flat lines: the paper's step length, which asks for none) and by the one that was realised.
+asked for (flat lines: the paper's step length, which asks for none) and by the one that was realised: means over seeds,
+with the 95% percentile intervals of bootstrap resamples.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import yaml
 from scipy import stats
 
 from sb3_uatrpo.study import Study, StudyError, read_study
-from sb3_uatrpo.study.statistics import final_return
+from sb3_uatrpo.study.statistics import bootstrap_mean, final_return
 
 FOLDER = Path("benchmarks/results/small_batches")
 # Final returns of uatrpo.yml after a million timesteps: a score of 1
@@ -38,9 +39,22 @@ PRESET, CONTRIB = "preset", "contrib"
 TRPO = ("damping 1", "damping 0.1", CONTRIB)
 LONG, SHORT = "paper length shrinkage 0.75", "paper length shrinkage 0"
 METHODS = (PRESET, "no uncertainty", "no averages", *TRPO, LONG, SHORT)
+# In figures
+NAMES = {
+    PRESET: "UATRPO",
+    "no uncertainty": "UATRPO without the uncertainty term",
+    "no averages": "UATRPO without averages, all timesteps in F̂ and Σ̂",
+    "damping 1": "MatchedTRPO, damping 1",
+    "damping 0.1": "MatchedTRPO, damping 0.1",
+    CONTRIB: "sb3-contrib's TRPO",
+    LONG: "UATRPO, paper's step length",
+    SHORT: "UATRPO without shrinkage, paper's step length",
+}
 SMALL = 250
 #: What is compared with every TRPO
 LEADS = {"lead": PRESET, "lead without uncertainty": "no uncertainty", "lead without target_kl": LONG}
+#: Not in the rule: what is left of the leads without the moving averages
+WITHOUT_AVERAGES = ("lead without averages", "no averages", "damping 1")
 #: The second was not in the rule: the first study suggested it, and the confirmation tests it
 TUNED = {"lead": "preset", "lead without uncertainty": "without the uncertainty term"}
 #: What a part of the preset is judged by: with it, and without it
@@ -54,6 +68,8 @@ SCORES = ("final", "area", "evaluation")
 LENGTHS = ("worst", "best", "mean")
 N_RESAMPLES = 10_000
 N_PARTS = 10
+#: Columns of the interval with environments drawn anew, too
+WIDE = ("wide low", "wide high")
 
 
 def scores_of(study: Study) -> pd.DataFrame:
@@ -135,42 +151,59 @@ def iqm(scores: np.ndarray, length: str) -> np.ndarray:
     return stats.trim_mean(chosen.reshape(*chosen.shape[:-2], -1), 0.25, axis=-1)
 
 
-def resampled(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Seeds drawn anew within each environment and step length, shape ``(n_resamples, *scores.shape)``."""
+def resampled(scores: np.ndarray, rng: np.random.Generator, environments: np.ndarray | None = None) -> np.ndarray:
+    """
+    Seeds drawn anew within each environment and step length.
+
+    :param environments: those of each resample, shape ``(n_resamples, n_envs)``; by default, each has each once
+    :return: shape ``(n_resamples, *scores.shape)``
+    """
     drawn = rng.integers(scores.shape[-1], size=(N_RESAMPLES, *scores.shape))
-    return np.take_along_axis(scores[None], drawn, axis=-1)
+    return np.take_along_axis(scores[None] if environments is None else scores[environments], drawn, axis=-1)
 
 
 def judge(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     :param table: what ``scores_of`` returns
-    :return: the IQM of each method, and the differences that the rule is about, each with its 95% interval
+    :return: the IQM of each method, and the differences that the rule is about, each with its 95% interval; of the
+        differences, also that of resamples in which environments are drawn anew, too, the same ones for both methods
     """
-    rng = np.random.default_rng(0)
+    rng, rng_of_environments = np.random.default_rng(0), np.random.default_rng(1)
     values, differences = [], []
     for size, at_size in table.groupby("size"):
         groups = dict(list(at_size.groupby("method")))
         pairs = [(lead, ours, other) for lead, ours in LEADS.items() for other in TRPO]
-        pairs += [(part, *pair) for part, pair in PARTS.items()]
+        pairs += [WITHOUT_AVERAGES, *((part, *pair) for part, pair in PARTS.items())]
+        n_envs = at_size.env.nunique()
+        environments = rng_of_environments.integers(n_envs, size=(N_RESAMPLES, n_envs))
         for score in SCORES:
             samples = {method: as_array(groups[method], score) for method in METHODS if method in groups}
             drawn = {method: resampled(scores, rng) for method, scores in samples.items()}
+            widely_drawn = {
+                method: resampled(scores, rng_of_environments, environments) for method, scores in samples.items()
+            }
             for length in LENGTHS:
                 found = {method: (iqm(samples[method], length), iqm(drawn[method], length)) for method in samples}
+                wide = {method: iqm(scores, length) for method, scores in widely_drawn.items()}
                 key = {"steps": size, "score": score, "length": length}
                 values += [key | {"method": method} | interval(*found[method]) for method in samples]
                 differences += [
                     key
                     | {"about": about, "pair": f"{x} - {y}"}
                     | interval(found[x][0] - found[y][0], found[x][1] - found[y][1])
+                    | dict(zip(WIDE, bounds(wide[x] - wide[y]), strict=True))
                     for about, x, y in pairs
                     if x in found and y in found
                 ]
     return pd.DataFrame(values), pd.DataFrame(differences)
 
 
+def bounds(drawn: np.ndarray) -> np.ndarray:
+    return np.percentile(drawn, [2.5, 97.5])
+
+
 def interval(value: np.ndarray, drawn: np.ndarray) -> dict[str, float]:
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    low, high = bounds(drawn)
     return {"value": float(value), "low": low, "high": high}
 
 
@@ -241,6 +274,15 @@ def report(table: pd.DataFrame) -> str:
             as_markdown(values, ["steps", "method"], ["score", "length"]),
             "## Differences",
             as_markdown(differences, ["steps", "about", "pair"], ["score", "length"]),
+            "## Leads, with intervals that cover other environments",
+            "Not in the rule: each resample draws the environments anew, too.",
+            as_markdown(
+                differences[differences.about.str.startswith("lead")].assign(
+                    low=lambda of: of[WIDE[0]], high=lambda of: of[WIDE[1]]
+                ),
+                ["steps", "about", "pair"],
+                ["score", "length"],
+            ),
             "## Steps: mean KL divergence that was realised, and the share with over twice the estimated",
             markdown(of_steps.fillna("paper's")),
             "## Scores of final returns: mean ± standard error over seeds",
@@ -250,34 +292,51 @@ def report(table: pd.DataFrame) -> str:
 
 
 def draw(table: pd.DataFrame, x: str, y: str, path: Path) -> None:
-    """One panel for each environment and batch size; means over seeds."""
+    """One panel for each environment and batch size; means over seeds with their intervals."""
     import matplotlib
 
     matplotlib.use("Agg")
-    import seaborn as sns
+    import matplotlib.pyplot as plt
 
-    mean = (
-        table.groupby(["size", "env", "method", "KL"], dropna=False)[[x, y] if x != "KL" else [y]].mean().reset_index()
+    panels = [(env, size) for size in sorted(table["size"].unique()) for env in sorted(table.env.unique())]
+    methods = [method for method in METHODS if method in set(table.method)]
+    n_rows = -(-len(panels) // 3)
+    figure, grid = plt.subplots(
+        n_rows, 3, figsize=(12, 2.9 * n_rows), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    if x == "KL":
-        flat = mean[mean.KL.isna()]
-        mean = pd.concat([mean.dropna(subset="KL"), *(flat.assign(KL=kl) for kl in mean.KL.dropna().unique())])
-    mean = mean.sort_values(["size", "env"], kind="stable")
-    mean["panel"] = mean.env + ", " + mean["size"].astype(str) + " steps per update"
-    methods = [method for method in METHODS if method in set(mean.method)]
-    grid = sns.relplot(
-        mean, x=x, y=y, hue="method", style="method", col="panel", col_wrap=3, kind="line", sort=False, markers=True,
-        dashes=False, hue_order=methods, style_order=methods, height=2.8, aspect=1.3, errorbar=None,
-    )  # fmt: skip
-    grid.set(xscale="log", ylim=(0, None))
-    for axes in grid.axes.flat:
+    asked_for = sorted(table.KL.dropna().unique())
+    for axes, (env, size) in zip(grid.flat, panels, strict=False):
+        for i, method in enumerate(methods):
+            runs = table[(table.env == env) & (table["size"] == size) & (table.method == method)]
+            if runs.empty:
+                continue
+            # the paper's length asks for no KL divergence: a flat line
+            groups = [of for _, of in runs.groupby("KL")] or [runs] * len(asked_for)
+            means = [bootstrap_mean(of[y]) for of in groups]
+            # side by side, so that no interval hides another
+            aside = 1.03 ** (i - (len(methods) - 1) / 2)
+            axes.errorbar(
+                [kl * aside for kl in asked_for] if x == "KL" else [of[x].mean() for of in groups],
+                [mean.value for mean in means],
+                [[mean.value - mean.low for mean in means], [mean.high - mean.value for mean in means]],
+                label=NAMES[method], marker="osD^vPX*"[METHODS.index(method)], markersize=5, capsize=2,
+                elinewidth=1, color=f"C{METHODS.index(method)}",
+            )  # fmt: skip
+        axes.set_title(f"{env}, {size:,} timesteps per update", fontsize="medium")
+        axes.set_xscale("log")
         axes.set_xticks([0.005, 0.02, 0.05], ["0.005", "0.02", "0.05"])
         axes.minorticks_off()
-    grid.set_axis_labels(
-        "KL divergence asked for (nats)" if x == "KL" else "mean KL divergence realised (nats)", f"{y} score"
-    )
-    grid.set_titles("{col_name}")
-    grid.savefig(path, dpi=110)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    grid[0, 0].set_ylim(bottom=0)
+    for axes in grid[-1]:
+        axes.set_xlabel("KL divergence asked for (nats)" if x == "KL" else "mean KL divergence realised (nats)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel(f"{y} score")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -110,6 +110,33 @@ def test_the_iqm_of_resamples_is_that_of_each():
     assert all(set(drawn[:9, e, k].flat) <= set(scores[e, k]) for e in range(3) for k in range(3))
 
 
+def test_resamples_of_environments_draw_the_seeds_of_each_copy_apart():
+    scores = np.arange(24.0).reshape(3, 2, 4)
+    environments = np.tile([2, 0, 2], (module.N_RESAMPLES, 1))
+    drawn = module.resampled(scores, np.random.default_rng(0), environments)
+    assert set(drawn[:, 0, 1].flat) == set(drawn[:, 2, 1].flat) == set(scores[2, 1])
+    assert set(drawn[:, 1, 0].flat) == set(scores[0, 0])
+    assert (drawn[:, 0] != drawn[:, 2]).any()
+
+
+def test_an_interval_that_covers_other_environments_is_wider_where_they_differ():
+    """One method leads by 0.2 in one environment, and by nothing in the two others."""
+    runs = study(lambda method, size, kl, seed: 0.5 + 0.01 * seed)
+    places = runs.runs.index[(runs.runs.env == "Hopper-v4") & runs.runs.variant.str.startswith("preset")]
+    led = runs.episodes.run.isin(places)
+    runs.episodes.loc[led, "return"] += 0.2 * module.REFERENCES["Hopper-v4"]
+    _, differences = module.judge(module.scores_of(runs))
+    (row,) = differences[
+        (differences.pair == "preset - damping 1")
+        & (differences.steps == 250)
+        & (differences.score == "final")
+        & (differences.length == "mean")
+    ].to_dict("records")
+    # all three environments may be the one, or none
+    assert row["wide low"] < row["low"] < row["value"] < row["high"] < row["wide high"]
+    assert row["wide high"] == pytest.approx(0.2, abs=0.02)
+
+
 def test_a_failed_run_counts_as_the_worst_of_its_environment():
     table = module.scores_of(
         study(lambda method, size, kl, seed: None if (method, seed) == ("preset", 0) else 0.1 + seed, n_seeds=2)
@@ -126,6 +153,14 @@ def test_steps_and_areas():
     episodes = pd.DataFrame({"step": [150, 180, 1003], "return": [1.0, 3.0, 8.0]})
     # parts without an episode take the part before, the first one the next
     assert module.area(episodes, 1000) == pytest.approx((9 * 2.0 + 8.0) / 10)
+
+
+@pytest.mark.parametrize("folder", ["small_batches", "small_batches_confirmation"])
+def test_the_reports_are_those_of_the_committed_runs(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(module, "draw", lambda *_: None)
+    results = ROOT / "benchmarks" / "results" / folder
+    module.main(["--folder", str(results), "--report", str(tmp_path)])
+    assert (tmp_path / "report.md").read_text("utf-8") == (results / "report.md").read_text("utf-8")
 
 
 def test_the_report_and_the_pictures(tmp_path):
@@ -160,7 +195,8 @@ def test_a_confirmation_is_judged_by_what_it_has():
 
 def table_of(folder: str, heading: str) -> list[dict[str, str]]:
     report = (ROOT / "benchmarks" / "results" / folder / "report.md").read_text(encoding="utf-8")
-    lines = report.split(f"\n## {heading}")[1].split("\n\n")[1].strip().splitlines()
+    parts = report.split(f"\n## {heading}")[1].split("\n\n")
+    lines = next(part for part in parts if part.startswith("|")).strip().splitlines()
     names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -181,8 +217,33 @@ def test_the_docs_have_the_figures_of_the_reports():
         cells = [row[f"final {length}"].split()[0] for row in rows for length in ("worst", "mean", "best")]
         assert f"| {label} | {' | '.join(cells)} |" in page
 
-    (difference,) = table_of("small_batches_confirmation", "Differences")
-    assert f"| difference | {' | '.join(difference[f'final {key}'] for key in ('worst', 'mean', 'best'))} |" in page
+    for label, heading in (("difference", "Differences"), ("with environments drawn anew too", "Leads")):
+        (difference,) = table_of("small_batches_confirmation", heading)
+        assert f"| {label} | {' | '.join(difference[f'final {key}'] for key in ('worst', 'mean', 'best'))} |" in page
+    # the averages make the lead
+    (without,) = (
+        row
+        for row in table_of("small_batches", "Differences")
+        if (row["steps"], row["pair"]) == ("250", "no averages - damping 1")
+    )
+    assert f": {without['final mean']}." in page
+    # TRPO's best is at the edge of both grids, and the steps that both take on their own batch
+    means = {
+        (row["method"], row["KL"], env): float(row[env].split()[0])
+        for row in table_of("small_batches_confirmation", "Scores of final")
+        for env in module.REFERENCES
+    }
+    assert all(means["damping 1", "0.005", env] > means["damping 1", "0.05", env] for env in module.REFERENCES)
+    shares = {
+        method: sorted(
+            row["of the KL asked for"]
+            for row in table_of("small_batches_confirmation", "Steps")
+            if row["method"] == method
+        )
+        for method in ("damping 1", "no uncertainty")
+    }
+    assert "{} to {} of the KL".format(*shares["damping 1"]) in " ".join(page.split())
+    assert set(shares["no uncertainty"]) == {"1.00"}
     ours, theirs = [
         [row[f"final {length}"].split()[0] for length in ("worst", "mean", "best")]
         for row in table_of("small_batches_confirmation", "IQM")
@@ -192,6 +253,19 @@ def test_the_docs_have_the_figures_of_the_reports():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{ours[0]} and {theirs[0]}](docs/results.md#small-batches)" in readme
     assert f"{ours[2]} and {theirs[2]}." in readme
+
+
+def test_the_page_has_the_returns_of_ppo_beside_those_of_small_batches():
+    page = " ".join((ROOT / "docs" / "results.md").read_text("utf-8").split("\n## Small batches")[1].split())
+    entries = (ROOT / "sb3_uatrpo" / "hyperparams" / "uatrpo_small_batches.yml").read_text("utf-8")
+    ours = {env: value for value, env in re.findall(r"^# ([\d,]+) \([\d,]+\)\n(\S+):", entries, re.MULTILINE)}
+    report = (ROOT / "benchmarks" / "results" / "recommended" / "report.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines() if "-v4 |" in line]
+    ppo = {env: cells[1].split()[0] for env, *cells in rows[:6]}
+    # RL Zoo's hyperparameters on Hopper
+    ppo["Hopper-v4"] = re.findall(r"better than RL Zoo's: ([\d,]+)", report)[0]
+    for env in ("HalfCheetah-v4", "Walker2d-v4", "Humanoid-v4", "Hopper-v4"):
+        assert f"({ppo[env]} and {ours[env]})" in page, env
 
 
 def test_the_entries_for_small_batches_have_the_returns_of_the_report():

@@ -221,6 +221,25 @@ def test_the_pages_show_the_committed_runs(tmp_path):
         assert f"# {versions['version 5']}\n{task}-v5:" in hyperparameters
 
 
+def test_published_returns_stand_beside_our_evaluations():
+    report = (ROOT / "benchmarks" / "results" / "recommended" / "report.md").read_text("utf-8")
+    evaluated = by_task_of(report.split("\n## Last deterministic evaluations\n\n")[1].split("\n\n")[0])
+    page = (ROOT / "docs" / "results.md").read_text("utf-8").split("\n## Published returns")[1]
+    published = by_task_of(next(part for part in page.split("\n\n") if part.startswith("|")))
+    ours = {f"{task}-v4": value for task, value in published.pop("UATRPO").items()}
+    assert ours == {task: cells["UATRPO"].split()[0] for task, cells in evaluated.items()}
+    highest = {
+        task: max(float(cells[task].split()[0].replace(",", "")) for cells in published.values() if cells[task])
+        / float(ours[f"{task}-v4"].replace(",", ""))
+        for task in ("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant", "Humanoid")
+    }
+    assert {task for task, ratio in highest.items() if ratio > 1} == {"Walker2d", "Swimmer", "Ant", "Humanoid"}
+    assert round(highest["Humanoid"]) == 2
+    in_words = f"by up to {highest['Ant'] - 1:.0%} and {highest['Walker2d'] - 1:.0%}"
+    assert f"{in_words}) and Swimmer (by {highest['Swimmer'] - 1:.0%})" in " ".join(page.split())
+    assert in_words in " ".join((ROOT / "README.md").read_text("utf-8").split())
+
+
 def test_p_values_are_corrected_for_six_tasks_and_for_twelve_comparisons(folder):
     finals = {"uatrpo": [3000.0] * 5, "ppo": [2800.0, 2900.0, 3000.0, 2850.0, 2950.0]}
     for algo, returns in finals.items():
