@@ -33,7 +33,8 @@ class Study:
     """
     Tables of many runs. The number of a run is the index of ``runs``, and the column ``run`` of the others.
 
-    :param runs: the fields of ``Run``, ``error`` (empty if it is done), ``seconds``, ``versions`` and ``folder``
+    :param runs: the fields of ``Run``, ``error`` (empty if it is done), ``seconds``, ``versions``, and the ``folder``
+        that it was read from
     :param episodes: of the training: ``step`` at the end, over all environments of the run, undiscounted ``return``,
         ``length``, and ``is_success`` where the environment reports it
     :param updates: ``step`` before each update, and what it logged under ``train/``
@@ -48,10 +49,14 @@ class Study:
     left_out: LeftOut = field(default_factory=list)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the tables as four small files, for example to commit them. ``read_study`` reads the folder."""
+        """
+        Write the tables as four small files, for example to commit them. ``read_study`` reads the folder, which then is
+        that of the runs: files have no path of the machine on which they were made.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for name in ("runs", *SERIES):
-            getattr(self, name).to_csv(Path(folder, f"{name}.csv.gz"), index=name == "runs", compression=GZIP)
+        self.runs.drop(columns="folder").to_csv(Path(folder, "runs.csv.gz"), compression=GZIP)
+        for name in SERIES:
+            getattr(self, name).to_csv(Path(folder, f"{name}.csv.gz"), index=False, compression=GZIP)
 
 
 def read_study(*folders: str | os.PathLike[str]) -> Study:
@@ -211,9 +216,14 @@ def _name_variants(rows: list[dict[str, Any]]) -> None:
 
 
 def _read_saved(folder: Path) -> list[Part]:
-    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).to_dict("index")
+    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).assign(folder=str(folder))
     tables = {name: pd.read_csv(folder / f"{name}.csv.gz") for name in SERIES}
-    return [(row, {k: of[of.run == i].drop(columns="run") for k, of in tables.items()}) for i, row in runs.items()]
+    series = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
+    empty = {name: table.iloc[:0] for name, table in tables.items()}
+    return [
+        (row, {name: series[name].get(i, empty[name]).drop(columns="run") for name in SERIES})
+        for i, row in runs.to_dict("index").items()
+    ]
 
 
 def _read_record(path: Path) -> list[Part]:

@@ -456,6 +456,7 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
         ("report", ["--folder", "MISSING"], "MISSING: no such folder"),
         ("report", ["--folder", "OLD"], "OLD: neither a study nor a folder that RL Zoo wrote"),
         ("report", ["--folder", "DONE", "--kappa", "2"], "kappa must be in (0, 1], but it is 2.0"),
+        ("report", ["--folder", "DONE", "--format", "gif"], "picture_format must be one of png, svg, but it is 'gif'"),
         ("report", ["--folder", "DONE", "--output", "FILE/report"], "Not a directory"),
         ("run", [*PLAN, "--folder", "FILE/study"], "Not a directory"),
     ],

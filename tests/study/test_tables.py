@@ -20,7 +20,7 @@ from sb3_uatrpo.study import StudyError, read_records, read_study
 from sb3_uatrpo.study.results import learning_curves, tabulate
 from tests.study.synthetic import write_run, write_study, write_table
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "noise_controls"
 
 
 def test_a_study_is_four_tables(tmp_path):
@@ -44,9 +44,14 @@ def test_saved_tables_are_read_as_they_were(tmp_path):
     study = read_study(write_study(tmp_path / "study", n_seeds=2))
     study.save(tmp_path / "saved")
     assert len(list((tmp_path / "saved").iterdir())) == 4
-    saved = read_study(tmp_path / "saved")
-    for name in ("runs", "episodes", "updates", "evaluations"):
+    # wherever they are now
+    saved = read_study((tmp_path / "saved").rename(tmp_path / "moved"))
+    assert set(saved.runs.folder) == {str(tmp_path / "moved")}
+    pd.testing.assert_frame_equal(saved.runs.drop(columns="folder"), study.runs.drop(columns="folder"))
+    for name in ("episodes", "updates", "evaluations"):
         pd.testing.assert_frame_equal(getattr(saved, name), getattr(study, name), check_dtype=False)
+    # no path of this machine is in them
+    assert str(tmp_path) not in gzip.decompress((tmp_path / "moved" / "runs.csv.gz").read_bytes()).decode()
 
 
 def test_a_run_counts_once_and_contradictions_are_named(tmp_path):
@@ -264,7 +269,7 @@ def changed(record: dict, place: list, value) -> dict:
 
 
 def test_damaged_records_are_left_out_by_name(tmp_path):
-    original = min((RESULTS / "first" / "records").iterdir())
+    original = min((RESULTS / "records").iterdir())
     record = json.loads(gzip.decompress(original.read_bytes()))
     n = len(record["updates"]["timesteps"])
     damages = {
@@ -298,7 +303,7 @@ def test_damaged_records_are_left_out_by_name(tmp_path):
 
 def test_a_record_of_version_0_1(tmp_path):
     """None stands for a number that was not finite."""
-    path = min((RESULTS / "first" / "records").iterdir())
+    path = min((RESULTS / "records").iterdir())
     record = json.loads(gzip.decompress(path.read_bytes()))
     (tmp_path / "records").mkdir()
     (tmp_path / "study.json").touch()
