@@ -33,18 +33,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import gymnasium as gym
-import matplotlib.pyplot as plt
 import mujoco
 import numpy as np
 import pandas as pd
 import stable_baselines3
 import torch as th
 from judge_study import markdown
-from matplotlib.axes import Axes
 from scipy.stats import ttest_1samp
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -347,18 +342,6 @@ def report(frame: pd.DataFrame, reference: str = REFERENCE) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw(table: pd.DataFrame, ax: Axes, reference: str = REFERENCE) -> Axes:
-    """Differences from the reference with their intervals, one line for each variant."""
-    shown = table[table.index != reference].iloc[::-1]
-    errors = [shown["difference"] - shown["low"], shown["high"] - shown["difference"]]
-    ax.errorbar(shown["difference"], range(len(shown)), xerr=errors, fmt="o", markersize=4, capsize=2)
-    ax.axvline(0.0, color="black", linewidth=0.8)
-    ax.set_yticks(range(len(shown)), shown.index)
-    ax.set_xlabel(f"score minus that of {reference}, in units of the latter")
-    ax.grid(axis="x", alpha=0.3)
-    return ax
-
-
 def parse_variant(text: str) -> tuple[str, tuple[str, dict[str, Any]]]:
     name, separator, rest = text.partition("=")
     cls, _, settings = rest.partition(":")
@@ -429,10 +412,6 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     frame = read(list(paths.values()))
     table = compare(frame, options.reference)
     print(table.to_string(float_format=lambda value: f"{value:.2f}"))
-    figure, ax = plt.subplots(figsize=(7, 0.32 * len(table) + 1), layout="constrained")
-    draw(table, ax, options.reference)
-    figure.savefig(options.folder / "direction_quality.png", dpi=120)
-    plt.close(figure)
     (options.folder / "report.md").write_text(report(frame, options.reference), encoding="utf-8")
     print(f"written: {options.folder / 'report.md'}")
     return table

@@ -63,12 +63,12 @@ def test_code_in_pages_has_no_syntax_error(page):
 
 
 def test_the_studies_of_the_docs_are_there():
-    """A study has its runs' table, or this file in the earlier format."""
+    """A study has its runs' table."""
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     folders = {ROOT / folder for folder in re.findall(r"--folder (benchmarks/results/[\w/]+)", text)}
     studies = {folder for folder in folders if folder.exists() and folder.name != "direction_quality"}
     assert len(studies) > 5
-    assert {s for s in studies if not (s / "study.json").exists() and not (s / "runs.csv.gz").exists()} == set()
+    assert {study for study in studies if not (study / "runs.csv.gz").exists()} == set()
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -426,7 +426,7 @@ def test_measure_direction_quality(tmp_path, refusal, run_here, monkeypatch):
     for variants in record["checkpoints"].values():
         assert len(variants["mine"]["score"]) == 2
         assert variants["paper"]["kl_ratio"] != variants["paper, c = 0"]["kl_ratio"]
-    assert (tmp_path / "dq" / "direction_quality.png").stat().st_size > 10_000
+    assert "| mine |" in (tmp_path / "dq" / "report.md").read_text(encoding="utf-8")
     # once in a process of its own is enough
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", lambda n, mp_context: ThreadPoolExecutor(n))
     assert " measured" not in run_here("measure_direction_quality.py", *args)

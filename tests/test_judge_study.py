@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from judge_study import STATISTICS, holm, judge, main, recommendation
 
-from sb3_uatrpo.study import read_records
+from sb3_uatrpo.study import read_study
 from sb3_uatrpo.study.statistics import difference_of_means, final_return, welch_test
 from tests.study.synthetic import write_run
 
@@ -93,9 +93,9 @@ def test_the_recommendation(ours, choice, somewhere):
 
 
 def test_the_table_of_all_runs(capsys):
-    main(["--folder", str(ROOT / "benchmarks" / "results" / "first")])
+    main(["--folder", str(RESULTS / "first")])
     printed = capsys.readouterr().out
-    study = read_records(ROOT / "benchmarks" / "results" / "first" / "records")
+    study = read_study(RESULTS / "first")
     chosen = study.runs.index[(study.runs.algo == "uatrpo") & (study.runs.env == "Hopper-v4")]
     by_run = [study.episodes[study.episodes.run == i] for i in chosen]
     returns = [final_return(of.step, of["return"], 300_000) for of in by_run]
@@ -233,6 +233,10 @@ def finals(report: str) -> dict[tuple[str, str], tuple[str, str]]:
     [
         (["paper"], "paper/plain", 0),
         (["paper"], "paper/noise", 1),
+        (["paper_every_tenth"], "paper_every_tenth", 0),
+        (["first"], "first", 0),
+        (["pilot"], "pilot", 0),
+        (["pilot"], "pilot/noise", 1),
         (["adversarial_noise"], "adversarial_noise", 1),
         (["adversarial_noise", "adversarial_noise_repeated"], "adversarial_noise_repeated", 1),
     ],

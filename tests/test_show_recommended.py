@@ -9,6 +9,7 @@ import pytest
 from benchmark_recommended import main as measure_minutes
 from show_recommended import main
 
+from sb3_uatrpo.study import read_study
 from tests.forked import runs_of_studies
 from tests.study.synthetic import write_run
 
@@ -139,6 +140,11 @@ def test_the_environments_of_a_newer_folder_replace_those_of_the_others(folder, 
     assert ant["TRPO"] == r"1,520 ± 7 \*"
     assert tables[DIFFERENCES]["Ant-v4"]["runs"] == "5, 5, 5"
     assert tables[RETURNS]["Hopper-v4"]["UATRPO"] == "3,020 ± 7"
+    # and so do tables, wherever they were saved
+    for name in (older := tmp_path / "older", newest := tmp_path / "newest"):
+        read_study(folder if name == older else newer).save(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere").rename(name)
+    assert without_minutes(older, "--newer", newest) == tables
     options = ["--folder", str(folder), "--output", str(tmp_path / "figures")]
     with pytest.raises(SystemExit):
         main([*options, "--newer", str(tmp_path / "none")])

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--algo", **several, help="two algorithms to compare, the first minus the second")
     report.add_argument("--variant", **several, help=f"show only these variants: noise=1, {PLAIN}, …")
     report.add_argument("--kappa", type=float, default=0.2, help="share of worst runs in a CVaR; default 0.2")
+    report.add_argument("--format", default="png", help="of the pictures: png, which is the default, or svg")
     return main
 
 
@@ -90,7 +91,7 @@ def main() -> None:
         from sb3_uatrpo.study.report import report
 
         output = options.output or Path(options.folder[0], REPORT)
-        print(report(options.folder, output, options.algo, options.kappa, options.variant))
+        print(report(options.folder, output, options.algo, options.kappa, options.variant, options.format))
     except (StudyError, OSError, ModuleNotFoundError) as error:
         remedy = '; run pip install ".[study,ray]" in a clone of sb3_uatrpo' * isinstance(error, ModuleNotFoundError)
         print(f"Error: {error}{remedy}", file=sys.stderr)

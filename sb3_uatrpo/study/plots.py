@@ -13,7 +13,7 @@ import seaborn as sns
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sb3_uatrpo.study import statistics
-from sb3_uatrpo.study.results import GROUP, Results, joined, learning_curves
+from sb3_uatrpo.study.results import GROUP, PICTURE_FORMATS, Results, joined, learning_curves
 from sb3_uatrpo.study.statistics import N_RESAMPLES_OVER_TRAINING, Estimate
 
 KAPPAS = np.linspace(0.01, 1.0, 100)
@@ -31,21 +31,21 @@ STYLE: dict[Any, Any] = {
 FEW_RUNS = 5
 
 
-def draw_pictures(results: Results, output: Path) -> list[str]:
-    """Draw the pictures of a report into a folder, as PNG and SVG; return the names of those with data to show."""
-    drawn: list[str] = []
+def draw_pictures(results: Results, output: Path, picture_format: str) -> list[Path]:
+    """Draw the pictures of a report into a folder; return those with data to show."""
+    drawn: list[Path] = []
 
     def save(name: str, grid: sns.FacetGrid | None) -> None:
-        for path in (output / f"{name}.png", output / f"{name}.svg"):
-            # an earlier report's picture must not remain
-            path.unlink(missing_ok=True)
-            if grid is not None:
-                for ax in grid.axes.flat:
-                    if ax.get_title() in few:
-                        ax.set_title(few[ax.get_title()])
-                # without its date, an unchanged picture is an unchanged file
-                grid.savefig(path, dpi=120, metadata={"Date": None})
-        drawn.extend([name] if grid is not None else [])
+        # an earlier report's picture must not remain
+        for earlier in PICTURE_FORMATS:
+            (output / f"{name}.{earlier}").unlink(missing_ok=True)
+        if grid is not None:
+            for ax in grid.axes.flat:
+                if ax.get_title() in few:
+                    ax.set_title(few[ax.get_title()])
+            drawn.append(output / f"{name}.{picture_format}")
+            # without its date, an unchanged picture is an unchanged file
+            grid.savefig(drawn[-1], dpi=120, metadata={"Date": None})
         plt.close("all")
 
     def cvar(rows: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.plan import StudyError
-from sb3_uatrpo.study.results import GROUP, Results, joined, tabulate
+from sb3_uatrpo.study.results import GROUP, PICTURE_FORMATS, Results, joined, tabulate
 from sb3_uatrpo.study.statistics import CONFIDENCE_LEVEL, FINAL_SHARE, N_RESAMPLES, N_RESAMPLES_OVER_TRAINING, Estimate
 from sb3_uatrpo.study.tables import read_study
 
@@ -36,20 +36,24 @@ def report(
     algorithms: Sequence[str] = (),
     kappa: float = 0.2,
     variants: Sequence[str] = (),
+    picture_format: str = "png",
 ) -> Path:
     """
-    Write ``report.md`` and its pictures, as PNG and SVG.
+    Write ``report.md`` and its pictures.
 
     :param folders: what ``read_study`` reads
     :param algorithms: two labels to compare, as in ``Results``
     :param kappa: share of worst runs in a CVaR, in (0, 1]
     :param variants: the conditions to show, as in ``tabulate``
+    :param picture_format: ``"png"`` or ``"svg"``
     :return: the report's path
     :raises StudyError: if there is no finished run, runs must not be averaged, or an argument is invalid
     """
     names, study = joined(Path(folder).resolve().name for folder in folders), read_study(*folders)
     if not 0 < kappa <= 1:
         raise StudyError(f"kappa must be in (0, 1], but it is {kappa}")
+    if picture_format not in PICTURE_FORMATS:
+        raise StudyError(f"picture_format must be one of {', '.join(PICTURE_FORMATS)}, but it is {picture_format!r}")
     results = Results(tabulate(study, variants), algorithms, kappa)
     if results.compared.empty:
         of = [f"out of {len(study.runs)}", *(f"{path} is left out ({reason})" for path, reason in study.left_out)]
@@ -61,7 +65,8 @@ def report(
     path = Path(output, "report.md")
     blocks = [f"# Report on {names}", *_tables(results), "## Pictures"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    blocks += [f"![{name}]({name}.png) ([SVG]({name}.svg))" for name in draw_pictures(results, path.parent)]
+    pictures = draw_pictures(results, path.parent, picture_format)
+    blocks += [f"![{picture.stem}]({picture.name})" for picture in pictures]
     path.write_text("\n\n".join(filter(None, [*blocks, *_settings(results)])) + "\n", encoding="utf-8")
     return path
 

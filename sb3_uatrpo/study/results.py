@@ -20,6 +20,7 @@ from sb3_uatrpo.study.tables import Study
 GROUP, ALL = ["env", "condition", "label"], "all environments, scores"
 # Points of a learning curve, and KL ratios that count as large
 N_POINTS, THRESHOLDS = 100, (2.0, 3.0)
+PICTURE_FORMATS = ("png", "svg")
 
 
 def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:

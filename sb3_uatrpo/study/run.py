@@ -109,8 +109,6 @@ def run_study(
     root = Path(folder)
     if jobs is not None and jobs < 1:
         raise StudyError(f"jobs must be at least 1, but it is {jobs}")
-    if (root / "study.json").exists():
-        raise StudyError(f"{root} has records in the earlier format: report on it, and give this study another folder")
     root.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(root / ".lock").acquire(blocking=False)

@@ -1,7 +1,5 @@
-"""The four tidy tables of many runs: of studies, RL Zoo's logs, saved tables, and records in the earlier format."""
+"""The four tidy tables of many runs: of studies, RL Zoo's logs, and saved tables."""
 
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -33,7 +31,8 @@ class Study:
     """
     Tables of many runs. The number of a run is the index of ``runs``, and the column ``run`` of the others.
 
-    :param runs: the fields of ``Run``, ``error`` (empty if it is done), ``seconds``, ``versions`` and ``folder``
+    :param runs: the fields of ``Run``, ``error`` (empty if it is done), ``seconds``, ``versions``, and the ``folder``
+        that it was read from
     :param episodes: of the training: ``step`` at the end, over all environments of the run, undiscounted ``return``,
         ``length``, and ``is_success`` where the environment reports it
     :param updates: ``step`` before each update, and what it logged under ``train/``
@@ -48,16 +47,19 @@ class Study:
     left_out: LeftOut = field(default_factory=list)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the tables as four small files, for example to commit them. ``read_study`` reads the folder."""
+        """
+        Write the tables as four small files, for example to commit them. ``read_study`` reads the folder, which then is
+        that of the runs: files have no path of the machine on which they were made.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for name in ("runs", *SERIES):
-            getattr(self, name).to_csv(Path(folder, f"{name}.csv.gz"), index=name == "runs", compression=GZIP)
+        self.runs.drop(columns="folder").to_csv(Path(folder, "runs.csv.gz"), compression=GZIP)
+        for name in SERIES:
+            getattr(self, name).to_csv(Path(folder, f"{name}.csv.gz"), index=False, compression=GZIP)
 
 
 def read_study(*folders: str | os.PathLike[str]) -> Study:
     """
-    :param folders: studies, RL Zoo's log folders, folders that ``Study.save`` wrote, or studies or records in the
-        earlier format
+    :param folders: studies, RL Zoo's log folders, or folders that ``Study.save`` wrote
     :return: their tables. A run that is there more than once counts once, a finished one rather than a failed one.
     :raises StudyError: if a folder is none of these, or a run is there twice with different episodes
     """
@@ -83,14 +85,13 @@ def _find(folder: Path) -> dict[Path, Reader]:
     """What can be read in a folder, each with its reader."""
 
     # not in hidden folders, such as that of what is not done yet
-    def find(*patterns: str) -> list[Path]:
-        return [folder / path for of in patterns for path in glob(of, root_dir=folder, recursive=True)]
+    def find(pattern: str) -> list[Path]:
+        return [folder / path for path in glob(pattern, root_dir=folder, recursive=True)]
 
     # a study's run is also one of RL Zoo's
     readers: dict[Path, Reader] = dict.fromkeys((path.parents[1] for path in find("**/*/args.yml")), _read_zoo_run)
     readers |= dict.fromkeys((path.parent for path in find("**/run.json")), _read_run)
     readers |= dict.fromkeys((path.parent for path in find("runs.csv.gz")), _read_saved)
-    readers |= dict.fromkeys(find("*.json.gz", "records/*.json.gz"), _read_record)
     return {path: readers[path] for path in sorted(readers)}
 
 
@@ -211,34 +212,14 @@ def _name_variants(rows: list[dict[str, Any]]) -> None:
 
 
 def _read_saved(folder: Path) -> list[Part]:
-    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).to_dict("index")
+    runs = pd.read_csv(folder / "runs.csv.gz", index_col=0, keep_default_na=False).assign(folder=str(folder))
     tables = {name: pd.read_csv(folder / f"{name}.csv.gz") for name in SERIES}
-    return [(row, {k: of[of.run == i].drop(columns="run") for k, of in tables.items()}) for i, row in runs.items()]
-
-
-def _read_record(path: Path) -> list[Part]:
-    """A run in the earlier format, which nothing writes any more."""
-    record = json.loads(gzip.decompress(path.read_bytes()))
-    spec = record["spec"]
-    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"))
-    if record["format"] != 3 or hashlib.sha256(canonical.encode()).hexdigest()[:10] != record["key"]:
-        raise ValueError("its format is another, or its key does not match its specification")
-    row = {"algo": spec["algo"], "env": spec["env_id"], "hyperparameters": json.dumps(spec["settings"], sort_keys=True)}
-    row |= {name: spec[name] for name in ("seed", "variant", "n_timesteps", "eval_freq", "n_eval_episodes")}
-    row |= {"error": "" if record["status"] == "done" else record["traceback"] or "failed", "folder": str(path)}
-    row |= {"seconds": float(record["wall_time"]), "versions": json.dumps(record["versions"])}
-    tables, names = {}, {"timesteps": "step", "returns": "return", "lengths": "length"}
-    for name in ("episodes", "updates"):
-        tables[name] = _series(name, {names.get(of, of): _array(values) for of, values in record[name].items()})
-    evaluated = [_array(record["evaluations"].get(name, [])) for name in ("timesteps", "returns", "is_success")]
-    return [(row, tables | {"evaluations": _evaluations(*evaluated)})]
-
-
-def _array(values: list[Any]) -> np.ndarray:
-    array = np.array(values)
-    # ``None`` stands for a number that was not finite; an algorithm may also have logged text
-    is_number = array.dtype == object and not any(isinstance(value, str) for value in values)
-    return array.astype(np.float64) if is_number else array
+    series = {name: dict(list(table.groupby("run"))) for name, table in tables.items()}
+    empty = {name: table.iloc[:0] for name, table in tables.items()}
+    return [
+        (row, {name: series[name].get(i, empty[name]).drop(columns="run") for name in SERIES})
+        for i, row in runs.to_dict("index").items()
+    ]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sb3_uatrpo.study import read_records
+from sb3_uatrpo.study import read_study
 from sb3_uatrpo.study.plan import NOISE, Run, StudyError, parse_seeds, plan, read_study_file, split_assignment, versions
 from tests.study.synthetic import write_run
 
@@ -235,7 +235,7 @@ def test_the_documented_commands_plan_the_committed_runs():
     }
     names = ["algo", "env", "seed", "variant", "n_timesteps", "eval_freq", "n_eval_episodes", "hyperparameters"]
     for folder, runs in planned.items():
-        committed = read_records(results / folder / "records").runs[names].itertuples(index=False)
+        committed = read_study(results / folder).runs[names].itertuples(index=False)
         settings = [{**vars(run), "hyperparameters": json.dumps(run.hyperparameters, sort_keys=True)} for run in runs]
         assert {tuple(of) for of in committed} == {tuple(of[name] for name in names) for of in settings}
 

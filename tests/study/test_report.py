@@ -47,7 +47,7 @@ def number(cell: str) -> float:
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """The text of a report, without its pictures."""
-    monkeypatch.setattr("sb3_uatrpo.study.plots.draw_pictures", lambda results, output: [])
+    monkeypatch.setattr("sb3_uatrpo.study.plots.draw_pictures", lambda results, output, picture_format: [])
 
     def read(*folders: Path, **options) -> str:
         return report(folders, tmp_path / "report", **options).read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def page(tmp_path, monkeypatch):
 def test_pictures_are_those_with_data_and_the_same_each_time(tmp_path):
     folder, output = write_study(tmp_path / "study", 2, ["Hopper-v4"], ["", "noise=1"]), tmp_path / "report"
     text = report([folder], output).read_text(encoding="utf-8")
-    assert {path.stem for path in output.glob("*.png")} == {path.stem for path in output.glob("*.svg")} == PICTURES
+    assert {path.name for path in output.iterdir()} == {"report.md", *(f"{name}.png" for name in PICTURES)}
     assert set(re.findall(r"\]\((\w+)\.png\)", text)) == PICTURES
     first = {path.name: path.read_bytes() for path in output.iterdir()}
     with mock.patch.object(sns.FacetGrid, "savefig", autospec=True, side_effect=sns.FacetGrid.savefig) as save:
@@ -68,12 +68,13 @@ def test_pictures_are_those_with_data_and_the_same_each_time(tmp_path):
         ("Hopper-v4 (fewest runs: 2)", "Hopper-v4, noise=1 (fewest runs: 2)")
     }
     assert {path.name: path.read_bytes() for path in output.iterdir()} == first
-    # without evaluations and KL ratios, earlier pictures go
+    # without evaluations and KL ratios, earlier pictures go, and so do those in another format
     shutil.rmtree(folder)
     write_run(folder, "ppo", kl_ratio=None, eval_freq=0)
-    text = report([folder], output).read_text(encoding="utf-8")
+    text = report([folder], output, picture_format="svg").read_text(encoding="utf-8")
     kept = {"learning_curves", "cvar", "cvar_over_training", "interquartile_means", "performance_profiles"}
-    assert {path.stem for path in output.glob("*.png")} == kept
+    assert {path.name for path in output.iterdir()} == {"report.md", *(f"{name}.svg" for name in kept)}
+    assert set(re.findall(r"\]\((\w+)\.svg\)", text)) == kept
     assert "There are no KL ratios." in text
 
 

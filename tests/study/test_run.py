@@ -450,21 +450,18 @@ PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
         ("run", [*PLAN, "--jobs", "0"], "jobs must be at least 1, but it is 0"),
         ("run", ["--algo", "ppo"], "nothing to run: give --algo and --env"),
         ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo and --env"),
-        ("run", [*PLAN, "--folder", "OLD"], "has records in the earlier format: report on it, and give"),
         ("mergers", [], "invalid choice: 'mergers'"),
         ("report", ["--folder", "EMPTY"], "neither a study nor a folder that RL Zoo wrote"),
         ("report", ["--folder", "MISSING"], "MISSING: no such folder"),
-        ("report", ["--folder", "OLD"], "OLD: neither a study nor a folder that RL Zoo wrote"),
         ("report", ["--folder", "DONE", "--kappa", "2"], "kappa must be in (0, 1], but it is 2.0"),
+        ("report", ["--folder", "DONE", "--format", "gif"], "picture_format must be one of png, svg, but it is 'gif'"),
         ("report", ["--folder", "DONE", "--output", "FILE/report"], "Not a directory"),
         ("run", [*PLAN, "--folder", "FILE/study"], "Not a directory"),
     ],
 )
 def test_bad_input_is_one_line(name, words, message, tmp_path, finish, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("EMPTY", "OLD"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "OLD" / "study.json").write_text('{"format": 1}')
+    (tmp_path / "EMPTY").mkdir()
     (tmp_path / "FILE").touch()
     write_run(tmp_path / "DONE")
     said = finish([name, *([] if "--folder" in words else ["--folder", "new"]), *words], code=2)

@@ -1,11 +1,9 @@
-"""What is read from studies, from RL Zoo's folders and from records in the earlier format, damaged ones included."""
+"""What is read from studies and from RL Zoo's folders, damaged ones included."""
 
 import functools
 import gzip
-import hashlib
 import json
 import os
-import shutil
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -16,11 +14,9 @@ import pytest
 import yaml
 from torch import nn
 
-from sb3_uatrpo.study import StudyError, read_records, read_study
+from sb3_uatrpo.study import StudyError, read_study
 from sb3_uatrpo.study.results import learning_curves, tabulate
 from tests.study.synthetic import write_run, write_study, write_table
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def test_a_study_is_four_tables(tmp_path):
@@ -44,9 +40,14 @@ def test_saved_tables_are_read_as_they_were(tmp_path):
     study = read_study(write_study(tmp_path / "study", n_seeds=2))
     study.save(tmp_path / "saved")
     assert len(list((tmp_path / "saved").iterdir())) == 4
-    saved = read_study(tmp_path / "saved")
-    for name in ("runs", "episodes", "updates", "evaluations"):
+    # wherever they are now
+    saved = read_study((tmp_path / "saved").rename(tmp_path / "moved"))
+    assert set(saved.runs.folder) == {str(tmp_path / "moved")}
+    pd.testing.assert_frame_equal(saved.runs.drop(columns="folder"), study.runs.drop(columns="folder"))
+    for name in ("episodes", "updates", "evaluations"):
         pd.testing.assert_frame_equal(getattr(saved, name), getattr(study, name), check_dtype=False)
+    # no path of this machine is in them
+    assert str(tmp_path) not in gzip.decompress((tmp_path / "moved" / "runs.csv.gz").read_bytes()).decode()
 
 
 def test_a_run_counts_once_and_contradictions_are_named(tmp_path):
@@ -249,63 +250,3 @@ def test_settings_of_rl_zoos_are_text_and_nothing_is_imported(tmp_path):
         (run / "CartPole-v1" / "config.yml").write_text(value)
         assert [path for path, _ in read_study(tmp_path).left_out] == [run]
     assert not Path("made").exists()
-
-
-# --------------------------------------------------------------------------------------- records in the earlier format
-
-
-def changed(record: dict, place: list, value) -> dict:
-    of = record
-    for key in place[:-1]:
-        of = of[key]
-    of[place[-1]] = value
-    canonical = json.dumps(record["spec"], sort_keys=True, separators=(",", ":"))
-    return record | {"key": hashlib.sha256(canonical.encode()).hexdigest()[:10]}
-
-
-def test_damaged_records_are_left_out_by_name(tmp_path):
-    original = min((RESULTS / "first" / "records").iterdir())
-    record = json.loads(gzip.decompress(original.read_bytes()))
-    n = len(record["updates"]["timesteps"])
-    damages = {
-        "huge step": (["episodes", "timesteps", 3], 10**400),
-        "huge return": (["episodes", "returns", 3], 10**400),
-        "negative steps": (["episodes", "timesteps", 0], -5),
-        "unequal lengths": (["episodes", "returns"], [1.0]),
-        "text": (["updates", "kl_ratio"], ["x"] * n),
-        "huge ratio": (["updates", "kl_ratio"], [10**400] * n),
-        "ragged": (["evaluations"], {"timesteps": [500, 1000], "returns": [[1.0, 2.0], [1.0]]}),
-        "repeated": (["evaluations"], {"timesteps": [500, 500], "returns": [[1.0], [2.0]]}),
-        "success": (["episodes", "is_success"], [7] * len(record["episodes"]["returns"])),
-        "format": (["format"], 2),
-    }
-    for name, (place, value) in damages.items():
-        content = json.dumps(changed(json.loads(json.dumps(record)), place, value)).encode()
-        (tmp_path / f"{name}.json.gz").write_bytes(gzip.compress(content))
-    other = record | {"spec": record["spec"] | {"seed": 9}}
-    (tmp_path / "other key.json.gz").write_bytes(gzip.compress(json.dumps(other).encode()))
-    (tmp_path / "cut.json.gz").write_bytes(original.read_bytes()[:1000])
-    (tmp_path / "empty.json.gz").touch()
-    # a copy under another name counts once
-    for name in ("good", "copy"):
-        shutil.copy(original, tmp_path / f"{name}.json.gz")
-    study = read_records(tmp_path)
-    assert len(study.runs) == 1
-    assert {path.stem.removesuffix(".json") for path, _ in study.left_out} == {*damages, "other key", "cut", "empty"}
-    with pytest.raises(StudyError, match="no such folder"):
-        read_records(tmp_path / "none")
-
-
-def test_a_record_of_version_0_1(tmp_path):
-    """None stands for a number that was not finite."""
-    path = min((RESULTS / "first" / "records").iterdir())
-    record = json.loads(gzip.decompress(path.read_bytes()))
-    (tmp_path / "records").mkdir()
-    (tmp_path / "study.json").touch()
-    shutil.copy(path, tmp_path / "records")
-    study = read_study(tmp_path)
-    assert list(study.episodes.step) == record["episodes"]["timesteps"]
-    assert list(study.evaluations["return"]) == [value for row in record["evaluations"]["returns"] for value in row]
-    ratios = [np.nan if value is None else value for value in record["updates"]["kl_ratio"]]
-    np.testing.assert_equal(list(study.updates.kl_ratio), ratios)
-    assert json.loads(study.runs.versions[0]) == record["versions"]
