@@ -28,7 +28,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_uatrpo import RECOMMENDED, UATRPO
-from sb3_uatrpo.actor_update import PolicyEstimates
+from sb3_uatrpo.trust_region_algorithm import PolicyEstimates
 
 AGENTS = Path(__file__).parents[1] / "docs" / "agents"
 REFERENCE_STEPS = 1000
@@ -66,7 +66,7 @@ def measure(agent: str, n_steps: int, n_reference: int, n_tests: int) -> dict[st
     source._setup_learn(10**9)
     references = []
     for _ in range(n_reference):
-        references.append(rollout(source).batch)
+        references.append(rollout(source).whole)
         references[-1].quadratic_forms(th.zeros(references[-1].n_params))  # builds the graph of this buffer
     probes = th.randn(references[0].n_params, N_PROBES)
     traces = np.mean([[(probes * of).sum().item() for of in each.products(probes)] for each in references], axis=0)
@@ -93,7 +93,7 @@ def measure(agent: str, n_steps: int, n_reference: int, n_tests: int) -> dict[st
             found.append((estimates, model._find_direction(estimates).vector))
         if i >= ROLLOUTS_TO_FILL_THE_SKETCH:
             (estimates, v), (_, without), (_, other) = found
-            (fresh_f, fresh_s), (own_f, own_s) = on_fresh(v), estimates.batch.quadratic_forms(v)
+            (fresh_f, fresh_s), (own_f, own_s) = on_fresh(v), estimates.whole.quadratic_forms(v)
             rows.append(
                 {"c·R_n²": models[0]._coefficient(estimates), "fresh": fresh_s / fresh_f, "own": own_s / own_f}
                 | {"angle": angle(v, without), "other": angle(without, other)}

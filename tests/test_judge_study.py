@@ -276,7 +276,7 @@ def significant_differences(report: str) -> dict[tuple[str, str], dict[str, floa
 
 
 def test_the_page_says_how_many_ratios_are_large():
-    study = read_records(RESULTS / "paper" / "records")
+    study = read_study(RESULTS / "paper")
     runs = study.runs[(study.runs.algo == "uatrpo") & (study.runs.variant == "paper-batches")]
     ratios = study.updates.kl_ratio[study.updates.run.isin(runs.index)]
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
