@@ -93,7 +93,8 @@ def main() -> None:
         output = options.output or Path(options.folder[0], REPORT)
         print(report(options.folder, output, options.algo, options.kappa, options.variant, options.format))
     except (StudyError, OSError, ModuleNotFoundError) as error:
-        remedy = '; run pip install ".[study,ray]" in a clone of sb3_uatrpo' * isinstance(error, ModuleNotFoundError)
+        is_extra_missing = isinstance(error, ModuleNotFoundError)
+        remedy = '; run pip install ".[study,ray]" in a clone of sb3_uatrpo' if is_extra_missing else ""
         print(f"Error: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
 

@@ -80,14 +80,14 @@ def split_variant(variant: str) -> tuple[str, list[str]]:
 
 def versions() -> dict[str, str]:
     """:return: versions of what affects the numbers; of this package, with a hash of its source"""
-    found = {"platform": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    versions = {"platform": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
+            versions[name] = version(name)
     root, source = Path(sb3_uatrpo.__file__).parent, hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".yml")):
         source.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    return found | {"sb3_uatrpo": f"{sb3_uatrpo.__version__} (source {source.hexdigest()[:12]})"}
+    return versions | {"sb3_uatrpo": f"{sb3_uatrpo.__version__} (source {source.hexdigest()[:12]})"}
 
 
 def plan(
@@ -173,7 +173,8 @@ def read_study_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     with errors_of(path):
         study = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        if unknown := study.keys() - STUDY_FILE.keys() if isinstance(study, dict) else {f"{study!r:.100}"}:
+        unknown = study.keys() - STUDY_FILE.keys() if isinstance(study, dict) else {f"{study!r:.100}"}
+        if unknown:
             raise ValueError(f"it must hold {', '.join(STUDY_FILE)}, all optional, not {', '.join(map(str, unknown))}")
         for name, value in study.items():
             if not isinstance(value, STUDY_FILE[name]):
@@ -226,9 +227,10 @@ def _hyperparameters(
         options: dict[str, Any] = {"hyperparams": overrides, "config": configs[-1] if configs else None}
         with redirect_stdout(io.StringIO()):
             manager = ExperimentManager(argparse.Namespace(), algo, name, os.devnull, **options)
-            found = {**manager.read_hyperparameters()[1], **varied}
+            hyperparameters = {**manager.read_hyperparameters()[1], **varied}
         # without noise it is the algorithm itself, even if a file sets some
-        settings = {key: value for key, value in found.items() if key != NOISE or varied.get(NOISE) != 0}
+        with_noise = varied.get(NOISE) != 0
+        settings = {key: value for key, value in hyperparameters.items() if key != NOISE or with_noise}
         known = {*inspect.signature(ALGOS[algo]).parameters, *ZOO_HYPERPARAMETERS} - SET_BY_ZOO
         if unknown := sorted((settings.keys() - {"n_timesteps"} | varied.keys()) - known):
             raise ValueError(f"unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")

@@ -63,7 +63,7 @@ def draw_pictures(results: Results, output: Path, picture_format: str) -> list[P
     few = {panel: f"{panel} (fewest runs: {n})" for panel, n in fewest.items() if n < FEW_RUNS}
     curves, ratios = learning_curves(results.study).dropna(), results.series("updates", "kl_ratio")
     ratios["part"] = np.ceil(ratios.step * N_PARTS / ratios.step.max()) * ratios.step.max() / N_PARTS
-    cvars = {of: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for of, x in samples.items() if x.ndim == 1}
+    cvars = {names: _band(KAPPAS, statistics.bootstrap_cvar(x, KAPPAS)) for names, x in samples.items() if x.ndim == 1}
     profiles = {}
     for names, x in samples.items():
         every = np.concatenate([other.ravel() for (env, *_), other in samples.items() if env == names[0]])

@@ -56,8 +56,8 @@ def report(
         raise StudyError(f"picture_format must be one of {', '.join(PICTURE_FORMATS)}, but it is {picture_format!r}")
     results = Results(tabulate(study, variants), algorithms, kappa)
     if results.compared.empty:
-        of = [f"out of {len(study.runs)}", *(f"{path} is left out ({reason})" for path, reason in study.left_out)]
-        raise StudyError(f"{names}: no run is done with a training return, {'; '.join(of)}")
+        reasons = [f"out of {len(study.runs)}", *(f"{path} is left out ({reason})" for path, reason in study.left_out)]
+        raise StudyError(f"{names}: no run is done with a training return, {'; '.join(reasons)}")
 
     # after errors in the input
     from sb3_uatrpo.study.plots import draw_pictures
@@ -81,9 +81,9 @@ def _tables(results: Results) -> Iterator[str]:
     yield "## Runs"
     yield _table(table.rename(columns={"n_timesteps": "steps", "seconds": "hours"}).reset_index())
     runs["name"] = [f"{run.label} on {joined([run.env, run.condition])}, seed {run.seed}" for run in runs.itertuples()]
-    of, without = runs[runs.failed].itertuples(), runs[runs.done & runs.final_return.isna()].itertuples()
-    lines = [f"- failed: {run.name}: `{run.error.strip().splitlines()[-1]:.200}`" for run in of]
-    lines += [f"- no episode ended, or one is not finite: {run.name}" for run in without]
+    failed, without_return = runs[runs.failed], runs[runs.done & runs.final_return.isna()]
+    lines = [f"- failed: {run.name}: `{run.error.strip().splitlines()[-1]:.200}`" for run in failed.itertuples()]
+    lines += [f"- no episode ended, or one is not finite: {run.name}" for run in without_return.itertuples()]
     yield "\n".join([*lines, *(f"- left out: `{path}`: {reason}" for path, reason in left_out)])
     yield f"## What the numbers are\n\n{DEFINITIONS}\n\n## Returns\n\n{_table(results.returns)}"
     shares = results.compared.dropna(subset="final_success").groupby(GROUP, sort=False).final_success

@@ -43,11 +43,11 @@ def tabulate(study: Study, conditions: Sequence[str] = ()) -> Study:
     # failed runs count in no mean
     done = runs[runs.error == ""]
     _refuse_unlike(done)
-    for i, of in study.episodes[study.episodes.run.isin(done.index)].groupby("run"):
-        value = statistics.final_return(of.step, of["return"], done.n_timesteps[i])
+    for i, episodes in study.episodes[study.episodes.run.isin(done.index)].groupby("run"):
+        value = statistics.final_return(episodes.step, episodes["return"], done.n_timesteps[i])
         runs.loc[i, "final_return"] = value if math.isfinite(value) else math.nan
-        if "is_success" in of:
-            known = of.dropna(subset="is_success")
+        if "is_success" in episodes:
+            known = episodes.dropna(subset="is_success")
             runs.loc[i, "final_success"] = statistics.final_return(known.step, known.is_success, done.n_timesteps[i])
     runs["label"] = pd.Categorical(runs.label, in_order(runs.label))
     return replace(study, runs=runs.sort_values([*GROUP, "seed"]).astype({"label": object}))
@@ -59,12 +59,13 @@ def _names(runs: pd.DataFrame) -> dict[str, list[str]]:
     for algo, name, changes in split:
         for change in changes:
             varied[change.partition("=")[0]].add((algo, name))
-    own = tuple(f"{name}=" for name, of in varied.items() if name != "noise" and len(of) == 1)
+    # what only one algorithm varies belongs to its label
+    label_changes = tuple(f"{name}=" for name, users in varied.items() if name != "noise" and len(users) == 1)
     labels, conditions = [], []
     for algo, name, changes in split:
-        of_label = joined([name, *(change for change in changes if change.startswith(own))])
+        of_label = joined([name, *(change for change in changes if change.startswith(label_changes))])
         labels.append(f"{algo} ({of_label})" if of_label else algo)
-        conditions.append(",".join(change for change in changes if not change.startswith(own)))
+        conditions.append(",".join(change for change in changes if not change.startswith(label_changes)))
     return {"condition": conditions, "label": labels}
 
 
@@ -75,7 +76,9 @@ def _refuse_unlike(runs: pd.DataFrame) -> None:
         settings = pd.DataFrame(map(json.loads, alike.hyperparameters), dtype=object).map(repr)
         kinds = settings.loc[:, settings.nunique() > 1].drop_duplicates()
         if len(kinds.columns):
-            shown = sorted(joined(f"{name}={value}" for name, value in of.items()) for of in kinds.to_dict("records"))
+            shown = sorted(
+                joined(f"{name}={value}" for name, value in kind.items()) for kind in kinds.to_dict("records")
+            )
             remedy = "they need names, as variants of a study file or by --vary"
             raise StudyError(f"runs of different settings: {joined(names)} has {' and '.join(shown)}; {remedy}")
 
@@ -96,10 +99,11 @@ def learning_curves(study: Study) -> pd.DataFrame:
         ``FINAL_SHARE`` of all steps, so that the last one is the final return; NaN before the first episode has ended
     """
     curves, runs = [], study.runs.dropna(subset="final_return")
-    for i, of in study.episodes[study.episodes.run.isin(runs.index)].groupby("run"):
+    for i, episodes in study.episodes[study.episodes.run.isin(runs.index)].groupby("run"):
         last = runs.n_timesteps[i]
         grid = np.linspace(0, last, N_POINTS + 1)[1:]
-        values = statistics.learning_curve(np.minimum(of.step, last), of["return"], grid, FINAL_SHARE * last)
+        steps = np.minimum(episodes.step, last)
+        values = statistics.learning_curve(steps, episodes["return"], grid, FINAL_SHARE * last)
         curves.append(pd.DataFrame({"run": i, "step": grid, "return": np.where(np.isfinite(values), values, np.nan)}))
     return pd.concat(curves, ignore_index=True).join(runs[GROUP], on="run")
 
@@ -119,17 +123,21 @@ class Results:
         self.labels = in_order(self.compared.label)
         if pair and (len({*pair}) != 2 or len(pair) != 2 or not {*pair}.issubset(self.labels)):
             raise StudyError(f"--algo takes two different ones of {', '.join(self.labels)}, but it is {' '.join(pair)}")
-        pairs = [tuple(pair)] if pair else list(combinations(self.labels, 2))
-        pairs = [of for of in pairs if pair or of[0].startswith("uatrpo")] or pairs
+        pairs = list(combinations(self.labels, 2))
+        if pair:
+            pairs = [(pair[0], pair[1])]
+        elif any(first.startswith("uatrpo") for first, _ in pairs):
+            # the others are rivals, and not compared with each other
+            pairs = [(first, second) for first, second in pairs if first.startswith("uatrpo")]
         #: for each group the final returns (``n_runs``), and for ``ALL`` environments scores (``n_runs x n_envs``)
-        self.samples = {names: of.to_numpy() for names, of in self.compared.groupby(GROUP, sort=False).final_return}
+        self.samples = {names: runs.to_numpy() for names, runs in self.compared.groupby(GROUP, sort=False).final_return}
         self.samples |= self._scores()
-        self.returns = pd.DataFrame([self._returns(*of) for of in self.samples.items()])
+        self.returns = pd.DataFrame([self._returns(names, x) for names, x in self.samples.items()])
         last = self.last_evaluations("return").rename(columns={"mean": "last evaluation", "sem": "its ±"})
         self.returns = self.returns.join(last, on=GROUP) if len(self.returns) else self.returns
         panels = product(dict.fromkeys(names[:2] for names in self.samples), pairs)
-        found = [(*panel, of) for panel, of in panels if all((*panel, label) in self.samples for label in of)]
-        self.differences = pd.DataFrame([self._differences(*of) for of in found])
+        complete = [(*panel, pair) for panel, pair in panels if all((*panel, label) in self.samples for label in pair)]
+        self.differences = pd.DataFrame([self._differences(*panel) for panel in complete])
 
     def _scores(self) -> dict[tuple[Any, ...], Array]:
         """Final returns scaled from 0 to 1, of labels with the same number of runs in each of several environments."""
@@ -137,8 +145,8 @@ class Results:
         width = (by_env.transform("max") - by_env.transform("min")).replace(0.0, 1.0)
         runs = self.compared.assign(score=(self.compared.final_return - by_env.transform("min")) / width)
         n_envs = runs.groupby("condition").env.nunique()
-        for (condition, label), of in runs.groupby(GROUP[1:], sort=False):
-            columns = [column for _, column in of.groupby("env").score]
+        for (condition, label), group in runs.groupby(GROUP[1:], sort=False):
+            columns = [column for _, column in group.groupby("env").score]
             if len(columns) == n_envs[condition] > 1 and len(set(map(len, columns))) == 1:
                 scores[ALL, condition, label] = np.stack(columns, axis=1)
         return scores
@@ -177,6 +185,6 @@ class Results:
         groups = self.series("updates", "kl_ratio").groupby(GROUP, sort=False).kl_ratio
         table = groups.agg(["size", "median"]).set_axis(["updates", "median KL ratio"], axis=1)
         for threshold in THRESHOLDS:
-            table[f"at least {threshold:g}"] = groups.agg(lambda of, least=threshold: (of >= least).mean())
+            table[f"at least {threshold:g}"] = groups.agg(lambda ratios, least=threshold: (ratios >= least).mean())
         table["mean proposed KL"] = self.series("updates", "kl_proposed").groupby(GROUP).kl_proposed.mean()
         return table.reset_index()

@@ -66,8 +66,8 @@ def train(run: Run, save_model: bool = False, folder: Path | None = None, stop: 
             # otherwise, only the training environments would get them
             words += ["--env-kwargs", *(f"{name}:{value!r}" for name, value in kwargs.items())]
         # modules are found where this process finds them
-        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SB3_LOGDIR": str(logs)}
-        environment = {**os.environ, **own, "OMP_NUM_THREADS": "1", OF_A_STUDY: "1"}
+        variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "SB3_LOGDIR": str(logs)}
+        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1", OF_A_STUDY: "1"}
         with open(root / "output.txt", "wb") as output:
             # Standard input is never written to: its end tells the run that the study is gone. At Ctrl-C, RL Zoo would
             # save its model and end as if all were done, so it has a session of its own.
@@ -142,22 +142,22 @@ def run_study(
 def _places(runs: Sequence[Run], root: Path, without_failed: bool) -> dict[Path, Path]:
     """Where the runs are that are there, done or failed."""
     planned, failed = {run.path: asdict(run) | run.hyperparameters for run in runs}, root.glob(f"{FAILED}/*/*/*/{RUN}")
-    found, lengths = {}, [(run.env, run.algo, run.n_timesteps) for run in runs]
+    places, lengths = {}, [(run.env, run.algo, run.n_timesteps) for run in runs]
     for path in sorted((*root.glob(f"*/*/*/{RUN}"), *(() if without_failed else failed))):
         place, name = path.parent, Path(*path.parts[-4:-1])
         with errors_of(f"{path} (delete {place} to repeat the run)"):
-            of = dict(json.loads(path.read_text()))
-            of |= of["hyperparameters"]
-        lengths.append((of["env"], of["algo"], of["n_timesteps"]))
-        if mine := planned.get(name):
-            found[name] = place
-            unset, keys = "unset", (of | mine).keys() - {"hyperparameters"}
-            if differ := sorted(k for k in keys if of.get(k, unset) != mine.get(k, unset)):
-                there, asked = (", ".join(f"{k}={each.get(k, unset)!r}" for k in differ) for each in (of, mine))
+            record = dict(json.loads(path.read_text()))
+            record |= record["hyperparameters"]
+        lengths.append((record["env"], record["algo"], record["n_timesteps"]))
+        if plan := planned.get(name):
+            places[name] = place
+            unset, keys = "unset", (record | plan).keys() - {"hyperparameters"}
+            if differ := sorted(k for k in keys if record.get(k, unset) != plan.get(k, unset)):
+                there, wanted = (", ".join(f"{k}={row.get(k, unset)!r}" for k in differ) for row in (record, plan))
                 remedy = "use another folder, name hyperparameters (variants, --vary), or if it failed, --retry-failed"
-                raise StudyError(f"{place} has {there}, but {asked} is asked for: {remedy}")
+                raise StudyError(f"{place} has {there}, but {wanted} is asked for: {remedy}")
     refuse_unequal_lengths(lengths, f"use another folder than {root}, or delete its runs of the other length")
-    return found
+    return places
 
 
 def _keep(run: Run, files: dict[str, bytes], error: str, root: Path) -> Path:
@@ -202,7 +202,10 @@ def _on_ray(runs: Sequence[Run], jobs: int, address: str, save: bool) -> Results
         # it starts again with another process if its own, or its machine, is lost
         task = ray.remote(num_cpus=1, max_calls=1, max_retries=RETRIES, retry_exceptions=[ChildProcessError])(train)
         waiting, pending = iter(runs), dict[Any, Run]()
-        while pending := pending | {task.remote(run, save): run for run in islice(waiting, jobs - len(pending))}:
+        while True:
+            pending |= {task.remote(run, save): run for run in islice(waiting, jobs - len(pending))}
+            if not pending:
+                break
             (ready,), _ = ray.wait(list(pending))
             run = pending.pop(ready)
             try:

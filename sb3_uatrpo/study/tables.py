@@ -68,10 +68,10 @@ def read_study(*folders: str | os.PathLike[str]) -> Study:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise StudyError(f"{folder}: no such folder")
-        found = _find(folder)
-        if not found and not (folder / ".lock").exists():
+        readers = _find(folder)
+        if not readers and not (folder / ".lock").exists():
             raise StudyError(f"{folder}: neither a study nor a folder that RL Zoo wrote (no ALGO/ENV_1/ENV/args.yml)")
-        for path, read in found.items():
+        for path, read in readers.items():
             try:
                 parts += read(path)
             # a truncated or foreign file may raise anything; the report names it
@@ -107,19 +107,26 @@ def _collect(parts: Iterable[Part], left_out: LeftOut) -> Study:
                 both = f"{other[0]['folder']} and {part[0]['folder']}"
                 raise StudyError(f"{both} are the same run with different episodes: delete one, or report on one")
         # a finished one rather than a failed one, and a study's rather than RL Zoo's own, which has no updates
-        kept[key] = max(other, part, key=lambda of: (not of[0]["error"], *(len(of[1][name]) for name in SERIES[1:])))
+        kept[key] = max(other, part, key=_completeness)
     tables = {}
     for name in SERIES:
-        found = [part[1][name].assign(run=i) for i, part in enumerate(kept.values()) if len(part[1][name])]
-        tables[name] = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["run", "step", "return"])
+        filled = [part[1][name].assign(run=i) for i, part in enumerate(kept.values()) if len(part[1][name])]
+        tables[name] = (
+            pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=["run", "step", "return"])
+        )
     columns = [*TEXTS, *COUNTS, "error", "seconds", "versions", "folder"]
     return Study(pd.DataFrame([row for row, _ in kept.values()], columns=columns), **tables, left_out=left_out)
+
+
+def _completeness(part: Part) -> tuple[int, ...]:
+    row, series = part
+    return (not row["error"], *(len(series[name]) for name in SERIES[1:]))
 
 
 def _series(name: str, columns: dict[str, Any]) -> pd.DataFrame:
     """:return: the table; ValueError if a number cannot be one. Updates may log anything, but for the KL divergence."""
     arrays = {column: np.asarray(values) for column, values in columns.items()}
-    for column in [of for of in arrays if name != "updates" or of in ("step", "kl_ratio", "kl_proposed")]:
+    for column in arrays if name != "updates" else arrays.keys() & {"step", "kl_ratio", "kl_proposed"}:
         if len(arrays[column]) and arrays[column].dtype.kind not in "iuf":
             raise ValueError(f"{column} of its {name} has values that are not numbers")
         arrays[column] = arrays[column] if column == "step" else arrays[column].astype(float)
@@ -177,11 +184,12 @@ def _read_zoo_run(run: Path) -> list[Part]:
     settings |= {name: row[name] for name in ("env_kwargs", "eval_env_kwargs", "trained_agent") if row.get(name)}
     configured = settings.pop("n_timesteps")
     n_timesteps = int(row["n_timesteps"] if row["n_timesteps"] > 0 else configured)
-    of_run = {"algo": row["algo"], "env": row["env"], "seed": int(row["seed"]), "variant": None, "versions": "{}"}
-    of_run |= {"eval_freq": max(0, int(row["eval_freq"])), "n_eval_episodes": int(row["eval_episodes"])}
-    of_run |= {"hyperparameters": json.dumps(settings, sort_keys=True, allow_nan=False)}
-    of_run |= {"n_timesteps": n_timesteps, "folder": str(run)}
-    types, monitors = dict.fromkeys("rlt", float), sorted(run.glob("*monitor.csv"), key=lambda of: (len(of.name), of))
+    record = {"algo": row["algo"], "env": row["env"], "seed": int(row["seed"]), "variant": None, "versions": "{}"}
+    record |= {"eval_freq": max(0, int(row["eval_freq"])), "n_eval_episodes": int(row["eval_episodes"])}
+    record |= {"hyperparameters": json.dumps(settings, sort_keys=True, allow_nan=False)}
+    record |= {"n_timesteps": n_timesteps, "folder": str(run)}
+    types = dict.fromkeys("rlt", float)
+    monitors = sorted(run.glob("*monitor.csv"), key=lambda path: (len(path.name), path))
     # A line that was being written has too few fields. Environments step together: n steps of one are n of each.
     frames = [pd.read_csv(monitor, skiprows=1, dtype=types).dropna(subset=["l", "t"]) for monitor in monitors]
     frames = [frame.assign(step=frame["l"].cumsum() * len(frames)) for frame in frames]
@@ -195,18 +203,21 @@ def _read_zoo_run(run: Path) -> list[Part]:
         error = f"stopped after {taken:,} of {n_timesteps:,} steps" if taken < n_timesteps else ""
         if max(episodes["step"], default=0) > taken >= n_timesteps:
             raise ValueError(f"episodes end after the {taken:,} steps taken: a wrapper around Monitor repeats steps")
-    of_run |= {"error": error, "seconds": float(max(episodes["t"], default=0))}
+    record |= {"error": error, "seconds": float(max(episodes["t"], default=0))}
     ended = _series("episodes", {"step": episodes["step"], "return": episodes["r"], "length": episodes["l"]})
-    return [(of_run, {"episodes": ended, "updates": pd.DataFrame(), "evaluations": _evaluations_in(run)})]
+    return [(record, {"episodes": ended, "updates": pd.DataFrame(), "evaluations": _evaluations_in(run)})]
 
 
 def _name_variants(rows: list[dict[str, Any]]) -> None:
     """RL Zoo's runs with different settings in an environment: each has the name of the first folder with its own."""
     names: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["error"]), len(row["folder"]), row["folder"])):
-        of = names.setdefault((row["algo"], row["env"]), {})
+        variants = names.setdefault((row["algo"], row["env"]), {})
         settings = f"{row['n_timesteps']} {row['hyperparameters']}"
-        row["variant"] = of.get(settings, "") if row["error"] else of.setdefault(settings, Path(row["folder"]).name)
+        # a failed run names none
+        row["variant"] = variants.get(settings, "")
+        if not row["error"]:
+            row["variant"] = variants.setdefault(settings, Path(row["folder"]).name)
     for row in rows:
         row["variant"] = row["variant"] if len(names[row["algo"], row["env"]]) > 1 else ""
 
