@@ -2,17 +2,18 @@
 Do the tests notice small errors? Mutants of the package, drawn with a fixed seed, and which of them the tests kill.
 
     python benchmarks/mutants.py draw 150 > benchmarks/results/mutants.json
-    python benchmarks/mutants.py run benchmarks/results/mutants.json --killed killed.json -- -x -q tests
+    python benchmarks/mutants.py run benchmarks/results/mutants.json --killed killed.json --pytest "-x -q tests"
 
 A mutant is one change of one line: another comparison, operator or constant, or a condition that is negated. It is
 found again by its text, so the list outlives other changes of the file. ``run`` works on a copy of the checkout, goes
-on where it was stopped, and passes what follows ``--`` to pytest; a mutant is killed if pytest fails.
+on where it was stopped, and passes ``--pytest`` on to it; a mutant is killed if pytest fails.
 """
 
 import argparse
 import ast
 import json
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def main() -> None:
     run = commands.add_parser("run")
     run.add_argument("mutants", type=Path)
     run.add_argument("--killed", type=Path, required=True, help="JSON file of the results")
-    run.add_argument("pytest", nargs="*", help="options of pytest, after --")
+    run.add_argument("--pytest", type=shlex.split, default=["-x"], help="its options")
     options = parser.parse_args()
     if options.command == "draw":
         mutants = [mutant for path in sorted((ROOT / PACKAGE).rglob("*.py")) for mutant in mutants_of(path)]
