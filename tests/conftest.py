@@ -32,6 +32,13 @@ def _seeds():
     th.manual_seed(0)
 
 
+@pytest.fixture
+def unchecked_distributions(monkeypatch):
+    """torch.compile switches off the checks of distributions for the whole process; afterwards they are on again."""
+    distribution = th.distributions.Distribution
+    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
     """A copy of what a clone contains, with wheel and sdist in ``dist/``, so that builds leave the checkout alone."""

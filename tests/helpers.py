@@ -7,21 +7,25 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_uatrpo import plain
+from sb3_uatrpo import UATRPO, MatchedTRPO, plain
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.observations import map_observations
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests.reference import DoublePolicy, actor_parameters, flat
 
+BUFFER_ARRAYS = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
+BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 ACTION_SPACES: dict[str, spaces.Space] = {
     "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
     "box_matrix": spaces.Box(-2.0, 3.0, (2, 2), np.float32),
@@ -118,6 +122,18 @@ def make_model(
     return model
 
 
+def small(cls=UATRPO, action_space: spaces.Space | str = "box", **kwargs):
+    """A small model on noise, in float32, with few projections if it has any."""
+    projections = {"n_projections": 8} if issubclass(cls, UATRPO) else {}
+    return make_model(cls, action_space, **{"double": False, **projections, **kwargs})
+
+
+def model_on(cls, env, policy: Any = "MlpPolicy", **kwargs):
+    """A model on a task, with short rollouts."""
+    projections = {"n_projections": 8} if issubclass(cls, UATRPO) else {}
+    return cls(policy, env, **{"n_steps": 32, "batch_size": 16, "seed": 0, "device": "cpu", **projections, **kwargs})
+
+
 def spread_out(policy: th.nn.Module) -> None:
     """Move a fresh policy off its special point, where the last layer is almost zero and σ is one."""
     generator = th.Generator().manual_seed(1)
@@ -159,6 +175,75 @@ def collect(model) -> None:
     callback = CallbackList([])
     callback.init_callback(model)
     assert model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+
+class At(BaseCallback):
+    """
+    Calls ``change(model, locals)`` at the start of the first rollout (0), at one of all timesteps, or at each (None).
+    """
+
+    def __init__(self, change, at: int | None):
+        super().__init__()
+        self.change, self.at = change, at
+
+    def _on_rollout_start(self) -> None:
+        if self.at == self.n_calls == 0:
+            self._on_step()
+
+    def _on_step(self) -> bool:
+        if self.at in (None, self.n_calls):
+            with th.no_grad():
+                self.change(self.model, self.locals)
+        return True
+
+
+def filled(fast: bool, callback: BaseCallback | None = None, n_rollouts: int = 1, **kwargs):
+    """A model whose buffer holds a rollout, in which NumPy acts where it can, or as Stable-Baselines3 collects it."""
+    model = small(**{"n_envs": 2, "fast_rollouts": fast, **kwargs})
+    th.manual_seed(3)
+    for env in model.env.envs:
+        env.reset(seed=1)
+    model.train = lambda: None
+    model.learn(n_rollouts * model.n_steps * model.n_envs, callback=callback)
+    del model.train
+    return model
+
+
+def as_sb3(make_callback=lambda: None, **kwargs):
+    """Both rollouts, which must be the same and draw the same random numbers."""
+    ours = filled(True, make_callback(), **kwargs)
+    after = th.get_rng_state()
+    theirs = filled(False, make_callback(), **kwargs)
+    assert th.equal(after, th.get_rng_state())
+    assert_same_buffers(ours.rollout_buffer, theirs.rollout_buffer)
+    return ours, theirs
+
+
+def assert_same_buffers(ours: RolloutBuffer, theirs: RolloutBuffer) -> None:
+    assert ours.pos == theirs.pos
+    for name in (
+        "observations",
+        "actions",
+        "rewards",
+        "episode_starts",
+        "values",
+        "log_probs",
+        "advantages",
+        "returns",
+    ):
+        # actions are sums in another order, or choices
+        is_exact = name in ("observations", "episode_starts")
+        map_observations(
+            partial(assert_close, is_exact=is_exact, what=name), getattr(ours, name), getattr(theirs, name)
+        )
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray, is_exact: bool = False, what: str = "") -> None:
+    """Of the same type and shape, and equal up to float32's rounding; whole numbers are equal."""
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    tolerance = 0.0 if is_exact or ours.dtype != np.float32 else 2e-5
+    np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=what)
 
 
 def back_in_time_order(buffer, array):

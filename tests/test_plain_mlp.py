@@ -12,11 +12,23 @@ from torch import nn
 from sb3_uatrpo import UATRPO, MatchedTRPO, MlpPolicy
 from sb3_uatrpo.plain import as_plain_mlp
 from sb3_uatrpo.plain_mlp import PlainMLP
-from tests.helpers import DICT, IMAGE, NoiseEnv, SmallCNN, SmallCombined, logged, make_model
+from tests.helpers import (
+    BOTH,
+    DICT,
+    IMAGE,
+    NoiseEnv,
+    SmallCNN,
+    SmallCombined,
+    collect,
+    count_fast_steps,
+    logged,
+    model_on,
+    small,
+)
 
 
 def policy_of(action_space="box", **kwargs) -> ActorCriticPolicy:
-    policy = make_model(UATRPO, action_space, **{"double": False, "n_projections": 4, **kwargs}).policy
+    policy = small(UATRPO, action_space, **kwargs).policy
     policy.set_training_mode(False)
     return policy
 
@@ -127,10 +139,8 @@ def weight_that_is_no_parameter(policy):
         lambda policy: policy.features_extractor.register_forward_pre_hook(lambda *args: None),
     ],
 )
-def test_what_was_changed_is_not(change, monkeypatch):
-    # torch.compile switches the validation of distributions off, for all that follow
-    distribution = th.distributions.Distribution
-    monkeypatch.setattr(distribution, "_validate_args", distribution._validate_args)
+@pytest.mark.usefixtures("unchecked_distributions")
+def test_what_was_changed_is_not(change):
     policy = policy_of()
     assert as_plain_mlp(policy) is not None
     change(policy)
@@ -155,7 +165,6 @@ def test_parameters_may_change_at_any_time(change):
     assert not mlp.is_current()
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_numbers_out_of_range_are_left_to_torch_without_a_warning(action_space):
     mlp = as_plain_mlp(policy_of(action_space))
@@ -164,14 +173,34 @@ def test_numbers_out_of_range_are_left_to_torch_without_a_warning(action_space):
     assert all(found.isfinite().all() for found in mlp.act(np.full((1, 3), 1e38, np.float32)))
 
 
+def test_autocast_takes_the_general_way(monkeypatch):
+    acted, model = count_fast_steps(monkeypatch), small()
+    with th.autocast("cpu", th.float16):
+        collect(model)
+    assert not acted
+
+
+@BOTH
+def test_the_policy_of_stable_baselines3_acts_as_it_does_there_but_is_updated_layer_by_layer(cls, monkeypatch):
+    acted, linearized = count_fast_steps(monkeypatch), count_layered_batches(monkeypatch)
+    model = small(cls, policy=ActorCriticPolicy)
+    model.learn(model.n_steps)
+    assert linearized
+    assert not acted
+
+
+def count_layered_batches(monkeypatch) -> list[int]:
+    seen: list[int] = []
+    linearize = PlainMLP.linearize
+    monkeypatch.setattr(PlainMLP, "linearize", lambda self, *args: seen.append(1) or linearize(self, *args))
+    return seen
+
+
 @pytest.mark.parametrize(("n_choices", "layered"), [(10, True), (60, False), (1000, False)])
 def test_wide_heads_are_left_to_general_products(n_choices, layered, monkeypatch):
     """∂h/∂z of the last layer has the square of their size."""
-    seen = []
-    linearize = PlainMLP.linearize
-    monkeypatch.setattr(PlainMLP, "linearize", lambda self, *args: seen.append(1) or linearize(self, *args))
-    env = NoiseEnv(spaces.Discrete(n_choices))
-    model = MatchedTRPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu", seed=0)
+    linearized = count_layered_batches(monkeypatch)
+    model = model_on(MatchedTRPO, NoiseEnv(spaces.Discrete(n_choices)), n_steps=16)
     model.learn(16)
-    assert bool(seen) is layered
+    assert bool(linearized) is layered
     assert logged(model)["step_fraction"] > 0
