@@ -6,6 +6,7 @@ import pickle
 import re
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -13,14 +14,11 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import TRPO
-from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -29,6 +27,7 @@ from sb3_uatrpo.critic import fit_values
 from tests.forked import run_code
 from tests.helpers import (
     ACTION_SPACES,
+    BOTH,
     DICT,
     IMAGE,
     NoiseEnv,
@@ -37,17 +36,10 @@ from tests.helpers import (
     actor_vector,
     collect,
     logged,
+    model_on,
     spread_out,
 )
-from tests.reference import actor_parameters
 from tests.test_trust_region_algorithm import same, state_of
-
-BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-SMALL = {"n_steps": 32, "batch_size": 16, "seed": 0, "device": "cpu"}
-
-
-def small(cls, policy, env, **kwargs):
-    return cls(policy, env, **{**SMALL, **({"n_projections": 8} if cls is UATRPO else {}), **kwargs})
 
 
 def learns_something(model, n_timesteps: int = 64) -> None:
@@ -69,66 +61,6 @@ def test_policy_aliases(cls):
     assert cls.policy_aliases == {"MlpPolicy": MlpPolicy, "CnnPolicy": CnnPolicy, "MultiInputPolicy": MultiInputPolicy}
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "policy_kwargs",
-    [
-        {"net_arch": []},
-        {"net_arch": [4, 4]},
-        {"net_arch": {"pi": [4], "vf": [8, 8]}},
-        {"net_arch": {"pi": [], "vf": [4]}},
-        {"activation_fn": th.nn.ReLU, "ortho_init": False},
-        {"log_std_init": -1.0},
-        {"share_features_extractor": False},
-        {"optimizer_class": th.optim.RMSprop},
-        {"optimizer_class": th.optim.SGD, "optimizer_kwargs": {"momentum": 0.9}},
-    ],
-    ids=str,
-)
-def test_networks_and_optimizers(cls, policy_kwargs):
-    learns_something(small(cls, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]), policy_kwargs=policy_kwargs))
-
-
-class TwoHeaded(ActorCriticPolicy):
-    """A custom policy that has its own way to the distribution, and a value net of an unusual name."""
-
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        self.extra = th.nn.Linear(self.mlp_extractor.latent_dim_pi, self.mlp_extractor.latent_dim_pi)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
-
-    def _get_action_dist_from_latent(self, latent_pi):
-        return super()._get_action_dist_from_latent(self.extra(latent_pi).tanh())
-
-
-@BOTH
-def test_custom_policy_class(cls):
-    model = small(cls, TwoHeaded, NoiseEnv(ACTION_SPACES["box"]))
-    before = model.policy.extra.weight.clone()
-    learns_something(model)
-    assert not th.equal(before, model.policy.extra.weight)
-
-
-class Attention(BaseFeaturesExtractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 8)
-        self.embed = th.nn.Linear(1, 8)
-        self.attention = th.nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, observations):
-        tokens = self.embed(observations[..., None])
-        return self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(dim=1)
-
-
-class Recurrent(BaseFeaturesExtractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 8)
-        self.gru = th.nn.GRU(1, 8, batch_first=True)
-
-    def forward(self, observations):
-        return self.gru(observations[..., None])[0][:, -1]
-
-
 class Normalised(BaseFeaturesExtractor):
     """Batch norm, layer norm and dropout."""
 
@@ -143,21 +75,13 @@ class Normalised(BaseFeaturesExtractor):
 
 
 @BOTH
-@pytest.mark.parametrize("extractor", [Attention, Recurrent, Normalised])
-@pytest.mark.parametrize("shared", [True, False])
-def test_feature_extractors(cls, extractor, shared):
-    policy_kwargs = {"features_extractor_class": extractor, "share_features_extractor": shared, "net_arch": [4]}
-    learns_something(small(cls, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]), policy_kwargs=policy_kwargs))
-
-
-@BOTH
 def test_the_critic_does_not_move_a_shared_extractor(cls):
     """What actor and critic share stays where the trust region put it."""
     models = []
     for n_critic_updates in (0, 5):
         policy_kwargs = {"features_extractor_class": SmallCNN, "net_arch": [4]}
         env = NoiseEnv(ACTION_SPACES["box"], IMAGE)
-        model = small(cls, "CnnPolicy", env, policy_kwargs=policy_kwargs, n_critic_updates=n_critic_updates)
+        model = model_on(cls, env, "CnnPolicy", policy_kwargs=policy_kwargs, n_critic_updates=n_critic_updates)
         models.append(model.learn(32))
     actors = [actor_vector(model) for model in models]
     assert any("features_extractor" in name for name, _ in models[0].policy.named_parameters())
@@ -169,7 +93,7 @@ def test_the_critic_does_not_move_a_shared_extractor(cls):
 def test_batch_norm_statistics_move_with_the_critic_only_and_are_reported(cls, monkeypatch):
     policy_kwargs = {"features_extractor_class": Normalised, "net_arch": [4]}
     env = NoiseEnv(ACTION_SPACES["discrete"])
-    model = small(cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_critic_updates=0)
+    model = model_on(cls, env, policy_kwargs=policy_kwargs, n_critic_updates=0)
     spread_out(model.policy)
     statistics = model.policy.features_extractor.net[1]
     collect(model)
@@ -203,7 +127,7 @@ def test_batch_norm_statistics_move_with_the_critic_only_and_are_reported(cls, m
 
 @BOTH
 def test_frozen_parameters_stay(cls):
-    model = small(cls, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]))
+    model = model_on(cls, NoiseEnv(ACTION_SPACES["box"]))
     frozen = [model.policy.mlp_extractor.policy_net[0].weight, model.policy.mlp_extractor.value_net[0].weight]
     for param in frozen:
         param.requires_grad_(False)
@@ -233,7 +157,7 @@ def test_frozen_parameters_stay(cls):
 def test_action_spaces(cls, action_space, n_envs):
     is_single = action_space == spaces.Discrete(1)
     with pytest.warns(UserWarning, match="one action") if is_single else nullcontext():
-        model = small(cls, "MlpPolicy", DummyVecEnv([lambda: NoiseEnv(action_space)] * n_envs))
+        model = model_on(cls, DummyVecEnv([lambda: NoiseEnv(action_space)] * n_envs))
     # without another warning
     before = model.policy.value_net.weight.detach().clone()
     model.learn(64)
@@ -247,7 +171,7 @@ def test_action_spaces(cls, action_space, n_envs):
 @BOTH
 def test_one_action_is_said_once(cls):
     with pytest.warns(UserWarning, match="one action"):
-        model = small(cls, "MlpPolicy", NoiseEnv(spaces.Discrete(1)))
+        model = model_on(cls, NoiseEnv(spaces.Discrete(1)))
     model.learn(12 * model.n_steps)
 
 
@@ -269,37 +193,21 @@ def test_one_action_is_said_once(cls):
 @pytest.mark.parametrize("n_envs", [1, 2])
 def test_observation_spaces(cls, policy, observation_space, policy_kwargs, n_envs):
     env = DummyVecEnv([lambda: NoiseEnv(ACTION_SPACES["multi_discrete"], observation_space)] * n_envs)
-    learns_something(small(cls, policy, env, policy_kwargs=policy_kwargs), n_timesteps=64)
+    learns_something(model_on(cls, env, policy, policy_kwargs=policy_kwargs), n_timesteps=64)
 
 
 @BOTH
 def test_what_sb3_refuses_is_refused_by_sb3(cls):
     with pytest.raises(ValueError, match="MultiInputPolicy"):
-        small(cls, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"], DICT))
+        model_on(cls, NoiseEnv(ACTION_SPACES["box"], DICT))
     with pytest.raises(NotImplementedError, match="Nested observation spaces"):
-        small(cls, "MultiInputPolicy", NoiseEnv(ACTION_SPACES["box"], spaces.Dict({"a": DICT})))
+        model_on(cls, NoiseEnv(ACTION_SPACES["box"], spaces.Dict({"a": DICT})), "MultiInputPolicy")
     with pytest.raises(AssertionError, match="Multi-dimensional MultiBinary"):
-        small(cls, "MlpPolicy", NoiseEnv(spaces.MultiBinary([2, 2])))
+        model_on(cls, NoiseEnv(spaces.MultiBinary([2, 2])))
     with pytest.raises(ValueError, match="gSDE"):
-        small(cls, "MlpPolicy", "CartPole-v1", use_sde=True)
+        model_on(cls, "CartPole-v1", use_sde=True)
     with pytest.raises(AssertionError, match="finite"):
-        small(cls, "MlpPolicy", NoiseEnv(spaces.Box(-np.inf, np.inf, (2,))))
-
-
-class CauchyDistribution:
-    pass
-
-
-class CauchyPolicy(ActorCriticPolicy):
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        self.action_dist = CauchyDistribution()
-
-
-@BOTH
-def test_an_unknown_distribution_is_refused_at_construction(cls):
-    with pytest.raises(ValueError, match="CauchyDistribution"):
-        small(cls, CauchyPolicy, NoiseEnv(ACTION_SPACES["box"]))
+        model_on(cls, NoiseEnv(spaces.Box(-np.inf, np.inf, (2,))))
 
 
 @BOTH
@@ -309,7 +217,7 @@ def test_an_unknown_distribution_is_refused_at_construction(cls):
 def test_gsde(cls, squash_output, use_expln, sde_sample_freq):
     env = DummyVecEnv([lambda: NoiseEnv(ACTION_SPACES["box"])] * 2)
     policy_kwargs = {"squash_output": squash_output, "use_expln": use_expln, "net_arch": [4], "log_std_init": -1.0}
-    model = small(cls, "MlpPolicy", env, use_sde=True, sde_sample_freq=sde_sample_freq, policy_kwargs=policy_kwargs)
+    model = model_on(cls, env, use_sde=True, sde_sample_freq=sde_sample_freq, policy_kwargs=policy_kwargs)
     learns_something(model, 128)
 
 
@@ -319,7 +227,7 @@ def test_gsde(cls, squash_output, use_expln, sde_sample_freq):
 @BOTH
 def test_subprocess_environments(cls):
     env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv)
-    learns_something(small(cls, "MlpPolicy", env))
+    learns_something(model_on(cls, env))
     env.close()
 
 
@@ -327,41 +235,7 @@ def test_subprocess_environments(cls):
 def test_wrappers(cls):
     env = VecMonitor(DummyVecEnv([lambda: gym.make("Pendulum-v1")] * 2))
     env = VecFrameStack(VecNormalize(env, gamma=0.995), 3)
-    learns_something(small(cls, "MlpPolicy", env))
-
-
-class Recorder(cb.BaseCallback):
-    """What callbacks see at each step and at the ends of rollouts."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-        self.rollouts = 0
-
-    def _on_step(self):
-        wanted = {"actions", "values", "log_probs", "rewards", "dones", "infos", "clipped_actions", "obs_tensor"}
-        assert wanted <= set(self.locals)
-        with th.no_grad():
-            values, log_probs, _ = self.model.policy.evaluate_actions(
-                self.locals["obs_tensor"], th.as_tensor(self.locals["actions"])
-            )
-        assert th.allclose(values, self.locals["values"], atol=1e-5)
-        assert th.allclose(log_probs, self.locals["log_probs"], atol=1e-5)
-        self.seen.append(self.num_timesteps)
-        return True
-
-    def _on_rollout_end(self):
-        self.rollouts += 1
-        assert self.model.rollout_buffer.full
-        assert np.array_equal(self.locals["obs_tensor"], self.model.rollout_buffer.observations[-1])
-
-
-@BOTH
-def test_callbacks_see_what_sb3_shows_them(cls):
-    recorder = Recorder()
-    small(cls, "MlpPolicy", make_vec_env("Pendulum-v1", 2)).learn(128, callback=recorder)
-    assert recorder.seen == list(range(2, 129, 2))
-    assert recorder.rollouts == 2
+    learns_something(model_on(cls, env))
 
 
 @BOTH
@@ -370,7 +244,7 @@ def test_callbacks_of_sb3(cls, tmp_path):
     stop = cb.StopTrainingOnNoModelImprovement(max_no_improvement_evals=100)
     best = cb.StopTrainingOnRewardThreshold(reward_threshold=1e9)
     counted = []
-    model = small(cls, "MlpPolicy", env)
+    model = model_on(cls, env)
     model.learn(
         256,
         callback=[
@@ -398,7 +272,7 @@ def test_callbacks_of_sb3(cls, tmp_path):
 
 @BOTH
 def test_a_callback_may_stop_training_within_a_rollout(cls):
-    model = small(cls, "MlpPolicy", "CartPole-v1")
+    model = model_on(cls, "CartPole-v1")
     before = actor_vector(model)
     model.learn(1000, callback=lambda *_: model.num_timesteps < 20)
     assert model.num_timesteps == 20
@@ -408,7 +282,7 @@ def test_a_callback_may_stop_training_within_a_rollout(cls):
 
 @BOTH
 def test_learning_goes_on(cls):
-    model = small(cls, "MlpPolicy", "CartPole-v1").learn(64)
+    model = model_on(cls, "CartPole-v1").learn(64)
     model.learn(64, reset_num_timesteps=False)
     assert model.num_timesteps == 128
     assert model._n_updates == 4
@@ -416,33 +290,19 @@ def test_learning_goes_on(cls):
     assert model.num_timesteps == 64
 
 
-class OwnBuffer(RolloutBuffer):
-    def __init__(self, *args, label="", **kwargs):
-        super().__init__(*args, **kwargs)
-        self.label = label
-
-
-@BOTH
-def test_rollout_buffer_class(cls):
-    kwargs = {"rollout_buffer_class": OwnBuffer, "rollout_buffer_kwargs": {"label": "mine"}}
-    model = small(cls, "MlpPolicy", "CartPole-v1", **kwargs)
-    learns_something(model)
-    assert model.rollout_buffer.label == "mine"
-
-
 @BOTH
 def test_learning_rate_schedule(cls):
-    model = small(cls, "MlpPolicy", "CartPole-v1", learning_rate=lambda progress: 1e-2 * progress)
+    model = model_on(cls, "CartPole-v1", learning_rate=lambda progress: 1e-2 * progress)
     model.learn(128)
     assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
-    model = small(cls, "MlpPolicy", "CartPole-v1", learning_rate=lambda progress: 1e-2 * progress)
+    model = model_on(cls, "CartPole-v1", learning_rate=lambda progress: 1e-2 * progress)
     model.learn(128, callback=lambda *_: model.num_timesteps < 65)
     assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(5e-3)
 
 
 @BOTH
 def test_logs(cls, tmp_path):
-    model = small(cls, "MlpPolicy", "CartPole-v1", tensorboard_log=str(tmp_path), stats_window_size=7)
+    model = model_on(cls, "CartPole-v1", tensorboard_log=str(tmp_path), stats_window_size=7)
     model.learn(96)
     assert model.ep_info_buffer.maxlen == 7
     assert list((tmp_path / f"{cls.__name__}_1").glob("events.out.tfevents.*"))
@@ -456,7 +316,7 @@ def test_logs(cls, tmp_path):
 
 @BOTH
 def test_predict_and_evaluate(cls):
-    model = small(cls, "MlpPolicy", "CartPole-v1").learn(64)
+    model = model_on(cls, "CartPole-v1").learn(64)
     env = gym.make("CartPole-v1")
     observation, _ = env.reset(seed=0)
     first, _ = model.predict(observation, deterministic=True)
@@ -469,7 +329,7 @@ def test_predict_and_evaluate(cls):
 
 @BOTH
 def test_deepcopy_and_pickle(cls):
-    model = small(cls, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"])).learn(64)
+    model = model_on(cls, NoiseEnv(ACTION_SPACES["box"])).learn(64)
     collect(model)
     for copied in (copy.deepcopy(model.policy), pickle.loads(pickle.dumps(model.policy))):
         assert all(map(th.equal, model.policy.state_dict().values(), copied.state_dict().values()))
@@ -488,7 +348,7 @@ def test_deepcopy_and_pickle(cls):
 
 
 def test_the_sketch_is_part_of_the_parameters():
-    model, other = (small(UATRPO, "MlpPolicy", "CartPole-v1", seed=seed).learn(64) for seed in (0, 1))
+    model, other = (model_on(UATRPO, "CartPole-v1", seed=seed).learn(64) for seed in (0, 1))
     params = model.get_parameters()
     assert set(params) == {"policy", "policy.optimizer", "sketch"}
     other.set_parameters(params, exact_match=True)
@@ -529,7 +389,7 @@ def test_a_model_is_saved_without_its_sketch(tmp_path):
 
 @BOTH
 def test_nothing_is_lost_if_a_model_cannot_be_saved(cls, tmp_path):
-    model = small(cls, "MlpPolicy", "CartPole-v1").learn(64)
+    model = model_on(cls, "CartPole-v1").learn(64)
     before = state_of(model)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
@@ -537,62 +397,91 @@ def test_nothing_is_lost_if_a_model_cannot_be_saved(cls, tmp_path):
     assert same(before, state_of(model))
 
 
-def test_loading_with_other_projections_restarts_the_sketch(tmp_path):
-    small(UATRPO, "MlpPolicy", "CartPole-v1").learn(64).save(tmp_path / "model")
-    model = UATRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), n_projections=5)
-    with pytest.warns(UserWarning, match=r"starts afresh.* m=8 projections.* m=5"):
-        learns_something(model)
-    assert model.sketch.omega.shape[1] == 5
+ONE, OTHER = "mlp_extractor.policy_net.2.weight", "mlp_extractor.policy_net.4.weight"
 
 
-def test_another_network_restarts_the_sketch():
-    model = small(UATRPO, "MlpPolicy", "CartPole-v1").learn(64)
-    other = small(UATRPO, "MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]})
-    other.set_parameters({"sketch": model.get_parameters()["sketch"]}, exact_match=False)
-    with pytest.warns(UserWarning, match="starts afresh"):
-        learns_something(other)
-    assert other.sketch.shape[0] == len(actor_vector(other))
+def three_layers(frozen: str = ""):
+    model = model_on(UATRPO, NoiseEnv(ACTION_SPACES["box"]), policy_kwargs={"net_arch": [4, 4, 4]})
+    freeze(model, frozen)
+    return model.learn(32)
 
 
-def test_frozen_parameters_keep_their_sketch_through_a_checkpoint(tmp_path):
-    def freeze(model):
-        model.policy.log_std.requires_grad_(False)
-        return model
+def freeze(model, frozen: str) -> None:
+    for name, param in model.policy.named_parameters():
+        param.requires_grad_(name != frozen)
 
-    env = NoiseEnv(ACTION_SPACES["box"])
-    model = freeze(small(UATRPO, "MlpPolicy", env)).learn(64)
+
+def fewer_projections(model, _):
+    model.n_projections = 5
+
+
+def fewer_projections_in_load(model, tmp_path):
     model.save(tmp_path / "model")
-    loaded = freeze(UATRPO.load(tmp_path / "model", env=env))
-    loaded.learn(32)
-    assert loaded.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta**3)
+    return UATRPO.load(tmp_path / "model", env=model.env, n_projections=5)
 
 
-def test_a_sketch_of_frozen_layers_survives_a_limit_that_binds_before_they_are_frozen(tmp_path):
-    def freeze(model):
+def parameters_of_other_layers(model, _):
+    model.set_parameters(three_layers(OTHER).get_parameters())
+
+
+def sketch_of_another_network(model, _):
+    other = model_on(UATRPO, "CartPole-v1").learn(32)
+    model.set_parameters({"sketch": other.get_parameters()["sketch"]}, exact_match=False)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "change", "message"),
+    [
+        ("", fewer_projections, r"starts afresh.* m=8 projections.* m=5"),
+        ("", fewer_projections_in_load, r"starts afresh.* m=8 projections.* m=5"),
+        ("", lambda model, _: freeze(model, ONE), "starts afresh"),
+        (ONE, lambda model, _: freeze(model, ""), "starts afresh"),
+        # of equal number
+        (ONE, lambda model, _: freeze(model, OTHER), "starts afresh"),
+        (ONE, parameters_of_other_layers, "starts afresh"),
+        ("", sketch_of_another_network, "starts afresh"),
+    ],
+)
+def test_what_makes_the_sketch_start_afresh(frozen, change, message, tmp_path):
+    model = three_layers(frozen)
+    assert model.sketch.ema_weight.item() == pytest.approx(0.1)
+    assert model.sketch.shape == (len(actor_vector(model)), 8)
+    model = change(model, tmp_path) or model
+    with pytest.warns(UserWarning, match=message):
+        learns_something(model, 32)
+    assert model.sketch.ema_weight.item() == pytest.approx(0.1)
+    assert model.sketch.shape == (len(actor_vector(model)), model.n_projections)
+
+
+@pytest.mark.parametrize("room", [None, 3])
+def test_frozen_layers_keep_their_sketch_through_a_checkpoint(room, tmp_path):
+    """Even if a limit binds before they are frozen: room for three projections of all parameters, for eight of them."""
+
+    def frozen(make, **kwargs):
+        with pytest.warns(UserWarning, match="n_projections is lowered from 8 to 3") if room else nullcontext():
+            model = make(env=NoiseEnv(ACTION_SPACES["box"]), **kwargs)
         model.policy.mlp_extractor.policy_net.requires_grad_(False)
         return model
 
-    env = NoiseEnv(ACTION_SPACES["box"])
     kwargs = {"policy_kwargs": {"net_arch": [64]}}
-    d = len(actor_vector(small(UATRPO, "MlpPolicy", env, **kwargs)))
-    # room for three projections of all parameters, and for eight of those that stay trainable
-    with pytest.warns(UserWarning, match="n_projections is lowered from 8 to 3"):
-        model = freeze(small(UATRPO, "MlpPolicy", env, sketch_memory_limit=12 * d * 3, **kwargs))
+    if room:
+        d = len(actor_vector(model_on(UATRPO, NoiseEnv(ACTION_SPACES["box"]), **kwargs)))
+        kwargs["sketch_memory_limit"] = 12 * d * room
+    model = frozen(partial(model_on, UATRPO), **kwargs)
     model.learn(64).save(tmp_path / "model")
     assert model.sketch.shape[1] == 8
-    with pytest.warns(UserWarning, match="n_projections is lowered from 8 to 3"):
-        loaded = freeze(UATRPO.load(tmp_path / "model", env=env))
+    loaded = frozen(partial(UATRPO.load, tmp_path / "model"))
     loaded.learn(32)
     assert loaded.sketch.ema_weight.item() == pytest.approx(1 - model.ema_beta**3)
 
 
 def test_unfreezing_layers_lowers_the_projections_with_a_warning_or_is_refused():
     for room, outcome in ((2, pytest.warns(UserWarning, match="lowered from 8 to 2")), (0, None)):
-        model = small(UATRPO, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]))
-        model.policy.log_std.requires_grad_(False)
+        model = model_on(UATRPO, NoiseEnv(ACTION_SPACES["box"]))
+        freeze(model, "log_std")
         model.learn(32)
-        model.policy.log_std.requires_grad_(True)
-        model.sketch_memory_limit = 12 * sum(p.numel() for p in actor_parameters(model.policy)) * room + 11
+        freeze(model, "")
+        model.sketch_memory_limit = 12 * len(actor_vector(model)) * room + 11
         if outcome is None:
             before = actor_vector(model)
             with pytest.raises(ValueError, match="sketch_memory_limit must have room for at least one projection"):
@@ -604,77 +493,38 @@ def test_unfreezing_layers_lowers_the_projections_with_a_warning_or_is_refused()
             assert model.sketch.shape[1] == 2
 
 
-def test_other_parameters_of_equal_number_restart_the_sketch():
-    model = small(UATRPO, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]), policy_kwargs={"net_arch": [4, 4, 4]})
-    one, other = (model.policy.mlp_extractor.policy_net[i].weight for i in (2, 4))
-    one.requires_grad_(False)
-    model.learn(32)
-    one.requires_grad_(True)
-    other.requires_grad_(False)
-    with pytest.warns(UserWarning, match="starts afresh"):
+def test_another_beta_takes_effect():
+    model = model_on(UATRPO, NoiseEnv(ACTION_SPACES["box"])).learn(32)
+    for beta, weight in ((0.5, 0.1 + 0.5 * 0.9), (0.0, 0.0), (0.9, 0.1)):
+        model.ema_beta = beta
         model.learn(32)
+        assert model.sketch.ema_weight.item() == pytest.approx(weight)
+        assert (model.sketch.y_fisher.numel() > 0) == (beta > 0.0)
 
 
-def test_another_number_of_projections_restarts_the_sketch():
-    model = small(UATRPO, "MlpPolicy", "CartPole-v1").learn(32)
-    model.n_projections = 5
-    with pytest.warns(UserWarning, match=r"m=8 .* m=5"):
-        model.learn(32)
-    assert model.sketch.omega.shape[1] == 5
+@pytest.mark.parametrize("damage", ["nan", "weight"])
+def test_a_sketch_that_cannot_be_right_is_refused(damage):
+    model = model_on(UATRPO, "CartPole-v1").learn(32)
+    state = {name: value.clone() for name, value in model.sketch.state_dict().items()}
+    if damage == "nan":
+        state["y_fisher"][1, 2] = th.nan
+    else:
+        state["ema_weight"].zero_()
+    with pytest.raises(ValueError, match="moving averages must be finite, and zero while their weight is zero"):
+        model.set_parameters({"sketch": state}, exact_match=False)
 
 
 @BOTH
 def test_attributes_are_checked_when_learning_starts(cls):
-    model = small(cls, "MlpPolicy", "CartPole-v1")
+    model = model_on(cls, "CartPole-v1")
     model.line_search_shrinking_factor = 2.0
     with pytest.raises(ValueError, match="line_search_shrinking_factor must be"):
         model.learn(32)
 
 
-class Experts(BaseFeaturesExtractor):
-    """The last number of the observation chooses one of two networks, and a quarter of the steps choose the second."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 4)
-        self.experts = th.nn.ModuleList(th.nn.Linear(3, 4) for _ in range(2))
-
-    def forward(self, observations):
-        rare = observations[:, 2] > 0.5
-        features = observations.new_zeros(len(observations), 4)
-        for expert, chosen in zip(self.experts, (~rare, rare), strict=True):
-            if chosen.any():
-                features = features.index_put((chosen,), expert(observations[chosen]).tanh())
-        return features
-
-
-@BOTH
-@pytest.mark.parametrize("sub_sampling_factor", [1, 16])
-def test_parameters_that_few_steps_use_are_trained(cls, sub_sampling_factor):
-    env = NoiseEnv(ACTION_SPACES["box"])
-    policy_kwargs = {"features_extractor_class": Experts, "net_arch": [4]}
-    model = small(
-        cls, "MlpPolicy", env, policy_kwargs=policy_kwargs, n_steps=64, sub_sampling_factor=sub_sampling_factor
-    )
-    before = model.policy.features_extractor.experts[1].weight.clone()
-    # ten updates, since in a third of them none of the four steps behind F̂ and Σ̂ uses these parameters
-    learns_something(model, 640)
-    assert not th.equal(before, model.policy.features_extractor.experts[1].weight)
-
-
-def test_unfreezing_a_layer_restarts_the_sketch():
-    model = small(UATRPO, "MlpPolicy", NoiseEnv(ACTION_SPACES["box"]))
-    model.policy.log_std.requires_grad_(False)
-    model.learn(32)
-    assert model.sketch.shape[0] == len(actor_vector(model))
-    model.policy.log_std.requires_grad_(True)
-    with pytest.warns(UserWarning, match="starts afresh"):
-        model.learn(32)
-    assert model.sketch.shape[0] == sum(param.numel() for param in actor_parameters(model.policy))
-
-
 @BOTH
 def test_a_model_can_be_loaded_for_prediction_only(cls, tmp_path):
-    model = small(cls, "MlpPolicy", "CartPole-v1").learn(64)
+    model = model_on(cls, "CartPole-v1").learn(64)
     model.save(tmp_path / "model")
     loaded = cls.load(tmp_path / "model")
     observation = np.zeros(4, dtype=np.float32)
@@ -682,7 +532,7 @@ def test_a_model_can_be_loaded_for_prediction_only(cls, tmp_path):
 
 
 def test_the_size_of_a_checkpoint_is_said(tmp_path, capsys):
-    model = UATRPO("MlpPolicy", "CartPole-v1", verbose=1, n_steps=100).learn(100)
+    model = UATRPO("MlpPolicy", "CartPole-v1", verbose=True, n_steps=100).learn(100)
     said = re.search(r"sketch of (\d+) actor parameters and 200 projections takes ([\d.]+) MB", capsys.readouterr().out)
     assert said is not None
     d, megabytes = int(said[1]), float(said[2])
@@ -767,25 +617,25 @@ def check_fault(model, n_timesteps: int = 160) -> None:
     ids=str,
 )
 def test_extreme_environments(cls, env, gsde):
-    check_fault(small(cls, "MlpPolicy", ScaledEnv(**env), use_sde=gsde))
+    check_fault(model_on(cls, ScaledEnv(**env), use_sde=gsde))
 
 
 @BOTH
 @pytest.mark.parametrize("n_steps", [2, 3])
 def test_two_samples(cls, n_steps):
-    check_fault(small(cls, "MlpPolicy", ScaledEnv(), n_steps=n_steps, batch_size=n_steps), n_timesteps=30)
+    check_fault(model_on(cls, ScaledEnv(), n_steps=n_steps, batch_size=n_steps), n_timesteps=30)
 
 
 @BOTH
 def test_two_environments_of_one_step(cls):
     env = DummyVecEnv([ScaledEnv] * 2)
-    check_fault(small(cls, "MlpPolicy", env, n_steps=1, batch_size=2), n_timesteps=20)
+    check_fault(model_on(cls, env, n_steps=1, batch_size=2), n_timesteps=20)
 
 
 @BOTH
 @pytest.mark.parametrize("dead", ["latent", "saturated"])
 def test_a_policy_whose_gradient_vanishes(cls, dead):
-    model = small(cls, "MlpPolicy", ScaledEnv(), policy_kwargs={"net_arch": [4], "activation_fn": th.nn.ReLU})
+    model = model_on(cls, ScaledEnv(), policy_kwargs={"net_arch": [4], "activation_fn": th.nn.ReLU})
     with th.no_grad():
         if dead == "latent":
             model.policy.mlp_extractor.policy_net[0].bias.fill_(-100.0)
@@ -797,7 +647,7 @@ def test_a_policy_whose_gradient_vanishes(cls, dead):
 @BOTH
 @pytest.mark.parametrize("log_std", [-80.0, 80.0])
 def test_a_policy_at_the_edge_of_floating_point(cls, log_std):
-    model = small(cls, "MlpPolicy", ScaledEnv(), policy_kwargs={"net_arch": [4], "log_std_init": log_std})
+    model = model_on(cls, ScaledEnv(), policy_kwargs={"net_arch": [4], "log_std_init": log_std})
     check_fault(model)
 
 
@@ -809,7 +659,7 @@ class BrokenEnv(NoiseEnv):
 
 @BOTH
 def test_a_broken_reward_stops_training_with_the_last_good_policy(cls, tmp_path):
-    model = small(cls, "MlpPolicy", BrokenEnv(ACTION_SPACES["box"]))
+    model = model_on(cls, BrokenEnv(ACTION_SPACES["box"]))
     before = state_of(model)
     with pytest.raises(FloatingPointError, match="rewards are not finite: nan at timestep"):
         model.learn(1000)
@@ -818,7 +668,7 @@ def test_a_broken_reward_stops_training_with_the_last_good_policy(cls, tmp_path)
     assert same(before, state_of(cls.load(tmp_path / "last_good")))
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@BOTH
 @pytest.mark.parametrize("other", [UATRPO, MatchedTRPO, PPO, TRPO])
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_file_of_another_algorithm_is_refused(cls, other, in_memory, tmp_path):
@@ -834,17 +684,17 @@ def test_a_file_of_another_algorithm_is_refused(cls, other, in_memory, tmp_path)
         cls.load(file, device="cpu")
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@BOTH
 def test_settings_may_be_left_out_of_a_file(cls, tmp_path):
     """Those are the constructor's defaults after loading, as in Stable-Baselines3."""
-    model = small(cls, "MlpPolicy", "CartPole-v1", line_search_kl_factor=3.0, normalize_advantage=False)
+    model = model_on(cls, "CartPole-v1", line_search_kl_factor=3.0, normalize_advantage=False)
     model.save(tmp_path / "model", exclude=["line_search_kl_factor"])
     loaded = cls.load(tmp_path / "model", device="cpu")
     assert loaded.line_search_kl_factor == 1.5
     assert loaded.normalize_advantage is False
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@BOTH
 @pytest.mark.parametrize("name", ["gamma", "n_steps", "batch_size", "target_kl"])
 def test_a_subclass_may_make_a_setting_a_property(cls, name):
     seen = []
@@ -854,23 +704,17 @@ def test_a_subclass_may_make_a_setting_a_property(cls, name):
         vars(self)[f"_{name}"] = value
 
     computed = type(cls.__name__, (cls,), {name: property(lambda self: vars(self)[f"_{name}"], set_it)})
-    plain = small(cls, "MlpPolicy", "CartPole-v1", target_kl=0.02)
-    assert getattr(small(computed, "MlpPolicy", "CartPole-v1", target_kl=0.02), name) == getattr(plain, name)
+    plain = model_on(cls, "CartPole-v1", target_kl=0.02)
+    assert getattr(model_on(computed, "CartPole-v1", target_kl=0.02), name) == getattr(plain, name)
     assert seen
     with pytest.raises(ValueError, match=f"^{name} must be"):
-        small(computed, "MlpPolicy", "CartPole-v1", **{name: -1})
+        model_on(computed, "CartPole-v1", **{name: -1})
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@BOTH
 def test_what_is_no_model_is_refused_as_sb3_does(cls, tmp_path):
     (tmp_path / "model.zip").write_text("nothing of the kind")
     with pytest.raises(ValueError, match="wasn't a zip-file"):
         cls.load(tmp_path / "model", device="cpu")
     with pytest.raises(FileNotFoundError):
         cls.load(tmp_path / "nowhere", device="cpu")
-
-
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-def test_a_recurrent_policy_is_refused_at_construction(cls):
-    with pytest.raises(ValueError, match=r"^policy: evaluate_actions must need .* needs obs, actions, lstm_st"):
-        cls(RecurrentActorCriticPolicy, "CartPole-v1", n_steps=32, batch_size=16, device="cpu")
