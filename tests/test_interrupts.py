@@ -12,20 +12,20 @@ import pytest
 import torch as th
 
 import sb3_uatrpo
-from sb3_uatrpo import UATRPO, MatchedTRPO
-from tests.helpers import actor_vector, collect, make_model
+from tests.helpers import BOTH, actor_vector, collect, small
 
 PACKAGE = sb3_uatrpo.__file__.removesuffix("__init__.py")
 
 
-def traced(run, interrupt_at: tuple[str, int] | None = None) -> list[tuple[str, int]]:
+def traced(run, interrupt_at: tuple[str, int] | None = None) -> set[tuple[str, int]]:
     """The files and numbers of this package's lines that a function runs; it is interrupted before the given one."""
-    lines = []
+    lines = set()
 
     def line(frame, event, arg):
         if event == "line":
-            lines.append((frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_lineno))
-            if lines[-1] == interrupt_at:
+            at = frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_lineno
+            lines.add(at)
+            if at == interrupt_at:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return line
@@ -35,59 +35,53 @@ def traced(run, interrupt_at: tuple[str, int] | None = None) -> list[tuple[str, 
 
     before = sys.gettrace()
     # nothing on the way may catch it
-    arrives = nullcontext() if interrupt_at is None else pytest.raises(KeyboardInterrupt)
-    with arrives:
+    with nullcontext() if interrupt_at is None else pytest.raises(KeyboardInterrupt):
         sys.settrace(call)
         try:
             run()
         finally:
             sys.settrace(before)
+            # a tracer, unlike a signal, can interrupt a with statement between its body and its end
+            th.set_grad_enabled(True)
     return lines
 
 
 @cache
 def clean_up(file: str) -> set[int]:
     """Lines of ``finally`` clauses, which nothing can protect from an interrupt."""
-    tree = ast.parse(Path(PACKAGE, file).read_text(encoding="utf-8"))
-    return {
-        inner.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try)
-        for statement in node.finalbody
-        for inner in ast.walk(statement)
-        if hasattr(inner, "lineno")
-    }
+    tries = (node for node in ast.walk(ast.parse(Path(PACKAGE, file).read_text("utf-8"))) if isinstance(node, ast.Try))
+    inner = (node for part in tries for statement in part.finalbody for node in ast.walk(statement))
+    return {node.lineno for node in inner if hasattr(node, "lineno")}
 
 
-def hooked(cls):
-    """A model with a rollout, and the numbers of calls of a hook."""
-    kwargs = {"n_projections": 4} if cls is UATRPO else {}
-    model = make_model(cls, "box", n_steps=8, batch_size=4, n_critic_updates=1, **kwargs)
-    calls = []
-    model.policy.action_net.weight.register_hook(lambda gradient: calls.append(1))
-    collect(model)
-    th.manual_seed(0)
-    np.random.seed(0)
-    return model, calls
+def lines_of(run, *files: str) -> list[tuple[str, int]]:
+    """The lines of these files, all of which a function runs into."""
+    lines = {(file, number) for file, number in traced(run) if file in files and number not in clean_up(file)}
+    assert {file for file, _ in lines} == set(files)
+    return sorted(lines)
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@BOTH
 def test_an_interrupted_update_leaves_the_model_whole(cls):
-    model, _ = hooked(cls)
+    def hooked():
+        model = small(cls, double=True, n_steps=8, batch_size=4, n_critic_updates=1)
+        calls = []
+        model.policy.action_net.weight.register_hook(lambda gradient: calls.append(1))
+        collect(model)
+        th.manual_seed(0)
+        np.random.seed(0)
+        return model, calls
+
+    model, _ = hooked()
     before, distribution = actor_vector(model), type(model.policy.action_dist)
-    lines = traced(model.train)
+    # where state changes hands
+    files = ["plain.py", "actor.py", "trust_region_algorithm.py"]
+    lines = lines_of(model.train, *files, *(["core/sketch.py"] if hasattr(model, "sketch") else []))
     after = actor_vector(model)
     assert not np.array_equal(before, after)
-
-    # all lines where state changes hands, and some of the others
-    lines = sorted({line for line in lines if line[1] not in clean_up(line[0])})
-    chosen = {line for line in lines if line[0] in ("core/sketch.py", "plain.py", "actor.py")}
-    others = np.random.default_rng(0).choice(len(lines), size=30, replace=False)
-    for at in sorted({*chosen, *(lines[i] for i in others)}):
-        model, calls = hooked(cls)
+    for at in lines:
+        model, calls = hooked()
         traced(model.train, interrupt_at=at)
-        # a tracer, unlike a signal, can interrupt a with statement between its body and its end
-        th.set_grad_enabled(True)
         found = actor_vector(model)
         assert np.array_equal(found, before) or np.array_equal(found, after), at
         assert type(model.policy.action_dist) is distribution, at
@@ -104,21 +98,13 @@ def test_an_interrupted_update_leaves_the_model_whole(cls):
 
 def test_an_interrupted_rollout_ends_with_the_interrupt_and_can_be_repeated():
     def fresh():
-        model = make_model(UATRPO, "box", n_envs=2, n_steps=4, batch_size=8, n_projections=4, double=False)
-        callback = model._setup_learn(8)[1]
-        callback.on_training_start({}, {})
-        return model, lambda: model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+        model = small(n_envs=2, n_steps=4, batch_size=8)
+        return model, lambda: collect(model)
 
-    lines = sorted({line for line in traced(fresh()[1]) if line[1] not in clean_up(line[0])})
-    # the lines of a rollout, and some of those that they call
-    chosen = {line for line in lines if line[0] in ("policies.py", "buffers.py", "plain.py", "plain_mlp.py")}
-    assert {name for name, *_ in chosen} == {"policies.py", "buffers.py", "plain.py", "plain_mlp.py"}
-    others = np.random.default_rng(0).choice(len(lines), size=30, replace=False)
-    for at in sorted({*chosen, *(lines[i] for i in others)}):
+    for at in lines_of(fresh()[1], "policies.py", "buffers.py", "plain.py", "plain_mlp.py"):
         model, rollout = fresh()
         # raises no other error than the interrupt
         traced(rollout, interrupt_at=at)
-        th.set_grad_enabled(True)
-        assert rollout(), at
+        rollout()
         assert model.rollout_buffer.full, at
         assert model.rollout_buffer.log_probs.all(), at

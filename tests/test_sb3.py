@@ -621,33 +621,19 @@ def test_extreme_environments(cls, env, gsde):
 
 
 @BOTH
-@pytest.mark.parametrize("n_steps", [2, 3])
-def test_two_samples(cls, n_steps):
-    check_fault(model_on(cls, ScaledEnv(), n_steps=n_steps, batch_size=n_steps), n_timesteps=30)
+@pytest.mark.parametrize(("n_steps", "n_envs"), [(2, 1), (3, 1), (1, 2)])
+def test_few_samples(cls, n_steps, n_envs):
+    env = DummyVecEnv([ScaledEnv] * n_envs)
+    check_fault(model_on(cls, env, n_steps=n_steps, batch_size=n_steps * n_envs), n_timesteps=30)
 
 
 @BOTH
-def test_two_environments_of_one_step(cls):
-    env = DummyVecEnv([ScaledEnv] * 2)
-    check_fault(model_on(cls, env, n_steps=1, batch_size=2), n_timesteps=20)
-
-
-@BOTH
-@pytest.mark.parametrize("dead", ["latent", "saturated"])
-def test_a_policy_whose_gradient_vanishes(cls, dead):
-    model = model_on(cls, ScaledEnv(), policy_kwargs={"net_arch": [4], "activation_fn": th.nn.ReLU})
+@pytest.mark.parametrize(("log_std", "bias"), [(0.0, -100.0), (-40.0, 0.0), (-80.0, 0.0), (80.0, 0.0)])
+def test_a_policy_whose_gradient_vanishes_or_overflows(cls, log_std, bias):
+    policy_kwargs = {"net_arch": [4], "activation_fn": th.nn.ReLU, "log_std_init": log_std}
+    model = model_on(cls, ScaledEnv(), policy_kwargs=policy_kwargs)
     with th.no_grad():
-        if dead == "latent":
-            model.policy.mlp_extractor.policy_net[0].bias.fill_(-100.0)
-        else:
-            model.policy.log_std.fill_(-40.0)
-    check_fault(model)
-
-
-@BOTH
-@pytest.mark.parametrize("log_std", [-80.0, 80.0])
-def test_a_policy_at_the_edge_of_floating_point(cls, log_std):
-    model = model_on(cls, ScaledEnv(), policy_kwargs={"net_arch": [4], "log_std_init": log_std})
+        model.policy.mlp_extractor.policy_net[0].bias.fill_(bias)
     check_fault(model)
 
 

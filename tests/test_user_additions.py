@@ -43,6 +43,7 @@ from tests.helpers import (
 from tests.reference import DoublePolicy
 from tests.test_trust_region_algorithm import same, state_of
 from tests.test_update import check_updates
+from tests.test_user_rollouts import AT_NEXT
 
 # -------------------------------------------------------------------------------------------------------- policies
 
@@ -77,14 +78,18 @@ class Sine(th.autograd.Function):
             return x.cos() * gradient
 
 
-def experts(self, x):
-    """The last number of the observation chooses one of two networks, and a quarter of the steps choose the second."""
-    rare = x[:, 2] > 0.5
-    features = x.new_zeros(len(x), 4)
-    for expert, chosen in ((self.usual, ~rare), (self.rare, rare)):
-        if chosen.any():
-            features = features.index_put((chosen,), expert(x[chosen]).tanh())
-    return features
+def experts(limit):
+    """The last number of the observation chooses one of two networks; few steps choose the second."""
+
+    def forward(self, x):
+        rare = x[:, 2] > limit
+        features = x.new_zeros(len(x), 4)
+        for expert, chosen in ((self.usual, ~rare), (self.rare, rare)):
+            if chosen.any():
+                features = features.index_put((chosen,), expert(x[chosen]).tanh())
+        return features
+
+    return extractor(4, lambda n: {"usual": nn.Linear(n, 4), "rare": nn.Linear(n, 4)}, forward)
 
 
 def attention(self, x):
@@ -127,7 +132,7 @@ EXTRACTORS = {
     "attention": extractor(
         3, lambda n: {"embed": nn.Linear(1, 3), "attention": nn.MultiheadAttention(3, 1, batch_first=True)}, attention
     ),
-    "experts": extractor(4, lambda n: {"usual": nn.Linear(n, 4), "rare": nn.Linear(n, 4)}, experts),
+    "experts": experts(0.5),
     # the gradient of an energy, as in physics-informed networks
     "derivatives": extractor(
         3,
@@ -143,35 +148,22 @@ EXTRACTORS = {
 }
 
 
-class WithStd(ActorCriticPolicy):
-    """Its standard deviation is not one parameter for each action."""
+def with_std(make_std):
+    """A policy whose standard deviation is not one parameter for each action."""
 
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        del self.log_std
-        self.make_std()
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+    class WithStd(ActorCriticPolicy):
+        def _build(self, lr_schedule):
+            super()._build(lr_schedule)
+            del self.log_std
+            make_std(self)
+            self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
-
-class OneStd(WithStd):
-    def make_std(self):
-        self.log_std = nn.Parameter(th.zeros(1))
+    return {"policy": WithStd}
 
 
-class ScalarStd(WithStd):
-    def make_std(self):
-        self.log_std = nn.Parameter(th.tensor(-0.5))
-
-
-class BufferStd(WithStd):
-    def make_std(self):
-        self.register_buffer("log_std", th.zeros(2))
-
-
-class ClampedStd(WithStd):
-    def make_std(self):
-        self.log_std = nn.Parameter(th.zeros(2))
-        nn.utils.parametrize.register_parametrization(self, "log_std", nn.Hardtanh(-3.0, 0.5))
+def clamped_std(policy):
+    policy.log_std = nn.Parameter(th.zeros(2))
+    nn.utils.parametrize.register_parametrization(policy, "log_std", nn.Hardtanh(-3.0, 0.5))
 
 
 class Scaled(ActorCriticPolicy):
@@ -273,7 +265,10 @@ TRAINED = {
         for name in ("norms and dropout", "recurrent", "transformer", "two types")
     },
     "few steps use it": {**with_extractor(EXTRACTORS["experts"]), "sub_sampling_factor": 16},
-    **{kind.__name__: {"policy": kind} for kind in (OneStd, ScalarStd, BufferStd, ClampedStd)},
+    "one std": with_std(AT_NEXT["one_std"]),
+    "scalar std": with_std(AT_NEXT["scalar_std"]),
+    "std in a buffer": with_std(lambda policy: policy.register_buffer("log_std", th.zeros(2))),
+    "clamped std": with_std(clamped_std),
     **{kind.__name__: {"policy": kind} for kind in (Scaled, OneMoreLayer, TwoExtractors)},
     "different keys": seen_by_both(3),
     "different keys and widths": seen_by_both(5),
@@ -292,25 +287,14 @@ def test_it_is_trained(cls, name):
     assert all(np.isfinite(value).all() for value in state_of(model).values())
 
 
-class Lookup(BaseFeaturesExtractor):
+def lookup(self, observations):
     """Takes categories from 1 to 5, and no zeros."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, features_dim=8)
-        self.table = nn.Embedding(5, 8)
-
-    def forward(self, observations):
-        observations = observations["category"] if isinstance(observations, dict) else observations
-        return self.table(observations[:, 0].long() - 1)
+    observations = observations["category"] if isinstance(observations, dict) else observations
+    return self.table(observations[:, 0].long() - 1)
 
 
-class Lazy(BaseFeaturesExtractor):
-    def __init__(self, space):
-        super().__init__(space, 8)
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.LazyBatchNorm1d(), nn.ReLU())
-
-    def forward(self, observations):
-        return self.net(observations)
+def lazy(n):
+    return {"net": nn.Sequential(nn.Linear(n, 8), nn.LazyBatchNorm1d(), nn.ReLU())}
 
 
 def dueling(n):
@@ -319,13 +303,14 @@ def dueling(n):
     return {"linear": nn.Linear(n, 8), "norm": nn.LayerNorm(8, elementwise_affine=False), "shifts": shift}
 
 
+LOOKUP = with_extractor(extractor(8, lambda n: {"table": nn.Embedding(5, 8)}, lookup))
 CATEGORIES = spaces.Box(1.0, 5.0, (1,), np.float32)
 NO_WARNING = {
-    "no zeros": {**with_extractor(Lookup), "observation_space": CATEGORIES},
+    "no zeros": {**LOOKUP, "observation_space": CATEGORIES},
     "no zeros in a dict": {
-        **with_extractor(Lookup), "observation_space": spaces.Dict(category=CATEGORIES), "policy": "MultiInputPolicy"
+        **LOOKUP, "observation_space": spaces.Dict(category=CATEGORIES), "policy": "MultiInputPolicy"
     },
-    "lazy": {**with_extractor(Lazy), "spread": False},
+    "lazy": {**with_extractor(extractor(8, lazy, lambda self, x: self.net(x))), "spread": False},
     "dueling": with_extractor(extractor(8, dueling, lambda self, x: self.norm(self.linear(x) + self.shifts["shift"]))),
     "own attention": with_extractor(extractor(4, lambda n: {name: nn.Linear(1, 4) for name in "qkv"}, softmax)),
 }  # fmt: skip
@@ -341,31 +326,16 @@ def test_it_is_trained_without_a_warning(cls, name):
     assert logged(model)["step_fraction"] > 0.0
 
 
-def patched_network(policy):
-    net = policy.mlp_extractor.policy_net
-    forward = net.forward
-    net.forward = lambda x: 1.5 * forward(x)
+ADDED = (
+    "patched network", "residual_network", "hook on features_extractor", "hook on mlp_extractor.policy_net.0",
+    "pre-hook on action_net",
+)  # fmt: skip
 
 
-def residual_network(policy):
-    class Residual(nn.Sequential):
-        def forward(self, x):
-            return x[:, :1] + super().forward(x)
-
-    policy.mlp_extractor.policy_net = Residual(*policy.mlp_extractor.policy_net)
-
-
-def hook_on(name, policy):
-    policy.get_submodule(name).register_forward_hook(lambda module, inputs, output: output + output**2)
-
-
-HOOKED = ("features_extractor", "mlp_extractor.policy_net.0", "action_net")
-
-
-@pytest.mark.parametrize("change", [patched_network, residual_network, *(partial(hook_on, name) for name in HOOKED)])
+@pytest.mark.parametrize("change", ADDED)
 def test_what_was_added_to_a_network_is_part_of_updates(change):
     model = small(policy=DoublePolicy, n_envs=2)
-    change(model.policy)
+    AT_NEXT[change](model.policy)
     check_updates(model, n_updates=2)
 
 
@@ -378,15 +348,9 @@ def test_activations_may_work_in_place(activation_fn):
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
-def column_major_weights(policy):
-    for module in policy.modules():
-        if isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(module.weight.detach().T.contiguous().T)
-
-
 def test_weights_may_lie_in_memory_in_another_order():
     found = []
-    for change in (lambda policy: None, column_major_weights):
+    for change in (lambda policy: None, AT_NEXT["column_major_weights"]):
         model = small()
         change(model.policy)
         # a new weight is not yet one of the optimizer's
@@ -447,7 +411,7 @@ def test_a_network_may_become_more_precise_after_construction(cls, is_all, tmp_p
         if is_all:
             policy.log_std.register_hook(lambda gradient: gradient)
 
-    model = small(cls, **with_extractor(ToDouble))
+    model = small(cls, **with_extractor(extractor(3, lambda n: {}, lambda self, x: x.double())))
     to_double(model)
     model.learn(2 * 48)
     assert logged(model)["kl_ratio"] == pytest.approx(1.0, abs=0.3)
@@ -463,14 +427,6 @@ def test_a_network_may_become_more_precise_after_construction(cls, is_all, tmp_p
         np.random.seed(0)
         each.train()
     assert np.array_equal(actor_vector(model), actor_vector(loaded))
-
-
-class ToDouble(BaseFeaturesExtractor):
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 3)
-
-    def forward(self, observations):
-        return observations.double()
 
 
 class Cards(gym.Env):
@@ -706,22 +662,16 @@ def test_a_warning_names_what_the_trust_region_misses(cls):
         small(cls, **with_extractor(once_only))
 
 
-class Noisy(BaseFeaturesExtractor):
-    """Augmentation that stays on in evaluation mode."""
-
-    def __init__(self, observation_space, generator=None):
-        super().__init__(observation_space, 3)
-        self.generator = generator
-
-    def forward(self, observations):
-        return observations + 0.5 * th.randn(observations.shape, generator=self.generator, dtype=observations.dtype)
-
-
 @pytest.mark.parametrize("own_generator", [False, True])
 @BOTH
 def test_noise_of_its_own_gives_one_warning_and_another_after_ten_updates_that_hardly_moved(cls, own_generator):
+    """Augmentation that stays on in evaluation mode."""
     generator = th.Generator().manual_seed(0) if own_generator else None
-    model = small(cls, **with_extractor(Noisy, features_extractor_kwargs={"generator": generator}))
+
+    def noisy(_, x):
+        return x + 0.5 * th.randn(x.shape, generator=generator, dtype=x.dtype)
+
+    model = small(cls, **with_extractor(extractor(3, lambda n: {}, noisy)))
     with th.no_grad():
         model.policy.log_std.fill_(-3.0)
     with warnings.catch_warnings(record=True) as caught:
@@ -753,24 +703,22 @@ class HoldsALock(Exception):
         self.lock = threading.Lock()
 
 
-class RefusesWhatIsMadeUp(BaseFeaturesExtractor):
-    def __init__(self, observation_space, works):
-        super().__init__(observation_space, 3)
-        self.works = works
-
-    def forward(self, observations):
+def refuses_what_is_made_up(works):
+    def forward(_, x):
         # the first of those that are made up
-        if observations[0, 0] == np.float32(0.45):
+        if x[0, 0] == np.float32(0.45):
             raise HoldsALock
-        return observations if self.works or len(observations) == 1 else observations[:, :2]
+        return x if works or len(x) == 1 else x[:, :2]
+
+    return with_extractor(extractor(3, lambda n: {}, forward))
 
 
 @BOTH
 def test_a_network_may_refuse_observations_that_are_made_up(cls, capsys, tmp_path):
-    model = small(cls, **with_extractor(RefusesWhatIsMadeUp, features_extractor_kwargs={"works": True}), verbose=1)
+    model = small(cls, **refuses_what_is_made_up(works=True), verbose=1)
     assert "The sketch of" not in capsys.readouterr().out
     # what it raised is not saved
-    model.save(tmp_path / "model")
+    model.save(tmp_path / "model", exclude=["policy_kwargs"])
     before = actor_vector(model)
     model.learn(model.n_steps)
     assert not np.array_equal(actor_vector(model), before)
@@ -778,7 +726,7 @@ def test_a_network_may_refuse_observations_that_are_made_up(cls, capsys, tmp_pat
 
 @BOTH
 def test_an_error_at_construction_explains_one_in_the_first_update(cls):
-    model = small(cls, **with_extractor(RefusesWhatIsMadeUp, features_extractor_kwargs={"works": False}))
+    model = small(cls, **refuses_what_is_made_up(works=False))
     with pytest.raises(
         RuntimeError, match=r"evaluate_actions failed .*shape \(48, 3\) and actions of shape \(48, 2\)"
     ) as error:
@@ -813,29 +761,13 @@ def test_construction_leaves_no_trace_in_the_networks_statistics(cls):
     assert policy.training == PPO("MlpPolicy", "CartPole-v1", device="cpu").policy.training
 
 
-class Gated(BaseFeaturesExtractor):
-    """The first number of an observation picks one of two experts; one is rare."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 3)
-        self.usual, self.rare = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, observations):
-        is_rare = observations[:, 0] > 0.95
-        features = th.empty_like(observations)
-        features[~is_rare] = self.usual(observations[~is_rare])
-        if is_rare.any():
-            features[is_rare] = self.rare(observations[is_rare])
-        return features.tanh()
-
-
 @BOTH
 def test_a_parameter_that_was_used_stays_among_those_of_the_actor(cls, tmp_path):
-    model = small(cls, **with_extractor(Gated))
+    model = small(cls, **with_extractor(experts(0.95)))
     known, uses = [], []
     for _ in range(12):
         collect(model)
-        uses.append(bool((model.rollout_buffer.observations[..., 0] > 0.95).any()))
+        uses.append(bool((model.rollout_buffer.observations[..., 2] > 0.95).any()))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.train()
