@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -100,6 +101,65 @@ def test_the_hook_warns_instead_of_raising(newcomer):
     said = run(python, "-c", broken, cwd=folder)
     assert "could not register with rl_zoo3.utils" in said
     assert "True" in said
+
+
+FROM_ARCHIVE = """
+sys.path.insert(0, PLACE + "/zoo.zip")
+import rl_zoo3.utils, rl_zoo3.other
+assert "uatrpo" in rl_zoo3.utils.ALGOS
+# the loader of all modules in the archive is as it was
+assert "exec_module" not in vars(rl_zoo3.other.__spec__.loader)
+assert rl_zoo3.utils.__loader__ is rl_zoo3.utils.__spec__.loader is not None
+assert type(rl_zoo3.utils.__loader__) is type(rl_zoo3.other.__loader__)
+"""
+BEHIND_ANOTHER_FINDER = """
+import importlib.util
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rl_zoo3.utils":
+            return importlib.util.spec_from_file_location(name, PLACE + "/plain/rl_zoo3/other.py")
+sys.meta_path.insert(1, Finder())
+import rl_zoo3.utils
+assert rl_zoo3.utils.__file__.endswith("other.py")
+assert "uatrpo" in rl_zoo3.utils.ALGOS
+"""
+PICKLED_AND_RELOADED = """
+import importlib.util, inspect, pickle
+pickle.loads(pickle.dumps(importlib.util.find_spec("rl_zoo3.utils")))
+import rl_zoo3.utils
+pickle.loads(pickle.dumps(rl_zoo3.utils.__spec__))
+importlib.reload(rl_zoo3.utils)
+assert "ALGOS" in inspect.getsource(rl_zoo3.utils)
+assert "uatrpo" in rl_zoo3.utils.ALGOS
+"""
+WARNINGS_ARE_ERRORS = """
+import warnings
+warnings.simplefilter("error")
+sys.modules["sb3_uatrpo"] = None
+import rl_zoo3.utils
+assert rl_zoo3.utils.ALGOS == {}
+"""
+
+
+@pytest.mark.parametrize("code", [FROM_ARCHIVE, BEHIND_ANOTHER_FINDER, PICKLED_AND_RELOADED, WARNINGS_ARE_ERRORS])
+def test_the_hook_harms_nobody(code, tmp_path):
+    package = tmp_path / "plain" / "rl_zoo3"
+    package.mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "zoo.zip", "w") as archive:
+        for name, text in (("__init__", ""), ("utils", "ALGOS = {}"), ("other", "ALGOS = {}")):
+            (package / f"{name}.py").write_text(text)
+            archive.writestr(f"rl_zoo3/{name}.py", text)
+    # as the path file would, but here without it
+    start = f"""if True:
+        import sys
+        PLACE = {str(tmp_path)!r}
+        sys.path.insert(0, PLACE + "/plain")
+        sys.meta_path = [finder for finder in sys.meta_path if type(finder).__module__ != "{HOOK}"]
+        sys.modules.pop("{HOOK}", None)
+        import {HOOK}
+    """
+    ended = run_code(f"{start}\n{code}", cwd=ROOT)
+    assert ended.code == 0, ended.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------- commands
