@@ -27,9 +27,8 @@ class Exports(BaseCallback):
     def _on_step(self):
         if self.n_calls == 10:
             observations = th.tensor([[0.0] * 4, [1.0] * 4, [-2.0] * 4])
-            policy = Deterministic(self.model.policy)
             with th.no_grad():
-                exported = self.export(policy, th.zeros(1, 4))
+                exported = self.export(self.model.policy, th.zeros(1, 4))
                 self.values = [exported(row[None])[1].item() for row in observations]
                 self.expected = self.model.policy.predict_values(observations).flatten().tolist()
         return True
@@ -43,21 +42,17 @@ class Deterministic(nn.Module):
         self.policy = policy
 
     def forward(self, observations):
-        return self.policy(observations, deterministic=self.is_deterministic)
-
-    is_deterministic = True
+        return self.policy(observations, deterministic=True)
 
 
 def traced(policy, observation):
-    # a call that draws actions is a rollout's, unless it is traced
-    policy.is_deterministic = False
     return th.jit.trace(policy, observation, check_trace=False)
 
 
 def exported(policy, observation):
     """Replaces tensors by some without memory, which cannot be checked."""
     th.distributions.Distribution.set_default_validate_args(False)
-    return th.export.export(policy, (observation,)).module()
+    return th.export.export(Deterministic(policy), (observation,)).module()
 
 
 @pytest.mark.usefixtures("unchecked_distributions")

@@ -17,7 +17,6 @@ from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
@@ -197,20 +196,6 @@ def test_observation_spaces(cls, policy, observation_space, policy_kwargs, n_env
 
 
 @BOTH
-def test_what_sb3_refuses_is_refused_by_sb3(cls):
-    with pytest.raises(ValueError, match="MultiInputPolicy"):
-        model_on(cls, NoiseEnv(ACTION_SPACES["box"], DICT))
-    with pytest.raises(NotImplementedError, match="Nested observation spaces"):
-        model_on(cls, NoiseEnv(ACTION_SPACES["box"], spaces.Dict({"a": DICT})), "MultiInputPolicy")
-    with pytest.raises(AssertionError, match="Multi-dimensional MultiBinary"):
-        model_on(cls, NoiseEnv(spaces.MultiBinary([2, 2])))
-    with pytest.raises(ValueError, match="gSDE"):
-        model_on(cls, "CartPole-v1", use_sde=True)
-    with pytest.raises(AssertionError, match="finite"):
-        model_on(cls, NoiseEnv(spaces.Box(-np.inf, np.inf, (2,))))
-
-
-@BOTH
 @pytest.mark.parametrize("squash_output", [False, True])
 @pytest.mark.parametrize("use_expln", [False, True])
 @pytest.mark.parametrize("sde_sample_freq", [-1, 4])
@@ -291,16 +276,6 @@ def test_learning_goes_on(cls):
 
 
 @BOTH
-def test_learning_rate_schedule(cls):
-    model = model_on(cls, "CartPole-v1", learning_rate=lambda progress: 1e-2 * progress)
-    model.learn(128)
-    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
-    model = model_on(cls, "CartPole-v1", learning_rate=lambda progress: 1e-2 * progress)
-    model.learn(128, callback=lambda *_: model.num_timesteps < 65)
-    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(5e-3)
-
-
-@BOTH
 def test_logs(cls, tmp_path):
     model = model_on(cls, "CartPole-v1", tensorboard_log=str(tmp_path), stats_window_size=7)
     model.learn(96)
@@ -312,16 +287,6 @@ def test_logs(cls, tmp_path):
     header = (tmp_path / "progress.csv").read_text().splitlines()[0]
     assert "train/kl_ratio" in header
     assert "nan" not in (tmp_path / "progress.json").read_text().lower()
-
-
-@BOTH
-def test_predict_and_evaluate(cls):
-    model = model_on(cls, "CartPole-v1").learn(64)
-    env = gym.make("CartPole-v1")
-    observation, _ = env.reset(seed=0)
-    first, _ = model.predict(observation, deterministic=True)
-    assert all(model.predict(observation, deterministic=True)[0] == first for _ in range(5))
-    assert np.isfinite(evaluate_policy(model, model.get_env(), 2, warn=False)[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- state

@@ -3,15 +3,11 @@ What users add to a policy is seen in rollouts: at once, or from the next rollou
 the same model with ``fast_rollouts=False``.
 """
 
-import functools
-
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common import callbacks as cb
-from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
@@ -31,6 +27,38 @@ from tests.helpers import (
     small,
 )
 
+# ------------------------------------------------------------------------------------------------- ways to add it
+
+
+def patched(part, name, change):
+    """An object's method is replaced by one that changes its result."""
+    method = getattr(part, name)
+    setattr(part, name, lambda *args: change(method(*args)))
+
+
+def subclassed(part, name, change):
+    """An object's class is replaced by a subclass whose method changes the result."""
+    own = type(part)
+    part.__class__ = type("Changed", (own,), {name: lambda self, *args: change(getattr(own, name)(self, *args))})
+
+
+def hooked(module, _, change):
+    module.register_forward_hook(lambda module, inputs, output: change(output))
+
+
+def hooked_before(module, _, change):
+    module.register_forward_pre_hook(lambda module, inputs: change(inputs))
+
+
+def scaled(output):
+    return tuple(1.5 * part for part in output) if isinstance(output, tuple) else 1.5 * output
+
+
+def halved(acted):
+    actions, values, log_probs = acted
+    return 0.5 * actions, values + 1.0, log_probs
+
+
 # ---------------------------------------------------------------------- changes of a policy that are seen at once
 
 
@@ -46,34 +74,6 @@ def new_memory(policy):
     policy.value_net.weight.data = 2.0 * policy.value_net.weight.data
 
 
-def no_bias(policy):
-    policy.action_net.bias = None
-
-
-def pruned_layer(policy):
-    prune.l1_unstructured(policy.action_net, "weight", amount=0.5)
-
-
-def patched_policy(policy):
-    forward = policy.forward
-
-    def halved(obs, deterministic=False):
-        actions, values, log_probs = forward(obs, deterministic)
-        return 0.5 * actions, values + 1.0, log_probs
-
-    policy.forward = halved
-
-
-class Halved(ActorCriticPolicy):
-    def forward(self, obs, deterministic=False):
-        actions, values, log_probs = super().forward(obs, deterministic)
-        return 0.5 * actions, values + 1.0, log_probs
-
-
-def policy_of_another_class(policy):
-    policy.__class__ = Halved
-
-
 AT_ONCE = {
     "log_std": lambda policy: policy.log_std.fill_(-1.0),
     # NumPy must draw no random numbers before it leaves them to torch
@@ -81,14 +81,12 @@ AT_ONCE = {
     "log_std.data": lambda policy: policy.log_std.data.fill_(-1.0),
     "value_net.bias.data": lambda policy: policy.value_net.bias.data.add_(1.0),
     "policy_net.weight.data": lambda policy: policy.mlp_extractor.policy_net[0].weight.data.mul_(2.0),
-    **{
-        change.__name__: change
-        for change in (
-            load_other_weights, new_parameter, new_memory, no_bias, pruned_layer, patched_policy,
-            policy_of_another_class,
-        )
-    },
-}  # fmt: skip
+    "no bias": lambda policy: setattr(policy.action_net, "bias", None),
+    "pruned layer": lambda policy: prune.l1_unstructured(policy.action_net, "weight", amount=0.5),
+    "patched policy": lambda policy: patched(policy, "forward", halved),
+    "policy of another class": lambda policy: subclassed(policy, "forward", halved),
+    **{change.__name__: change for change in (load_other_weights, new_parameter, new_memory)},
+}
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -101,28 +99,9 @@ def test_what_is_seen_at_once(change, at):
 # ------------------------------------------------- parts that are exchanged: seen at the start of the next rollout
 
 
-def patched(part, name, change):
-    """Replace a method of an object by one that changes its result."""
-    method = getattr(part, name)
-    setattr(part, name, lambda *args: change(method(*args)))
-
-
 def patched_latents(policy):
     for name in ("forward_actor", "forward_critic"):
         patched(policy.mlp_extractor, name, lambda latent: 0.1 * latent + 0.3)
-
-
-def appended_layer(policy):
-    policy.mlp_extractor.policy_net.append(nn.ReLU())
-
-
-class Residual(nn.Sequential):
-    def forward(self, x):
-        return x[:, :1] + super().forward(x)
-
-
-def residual_network(policy):
-    policy.mlp_extractor.policy_net = Residual(*policy.mlp_extractor.policy_net)
 
 
 class Within(nn.Module):
@@ -138,24 +117,6 @@ class Within(nn.Module):
 
 def network_within_another(policy):
     policy.mlp_extractor.policy_net = Within(policy.mlp_extractor.policy_net)
-
-
-class DoubledLinear(nn.Linear):
-    def forward(self, inputs):
-        return 2.0 * super().forward(inputs)
-
-
-def layers_of_another_class(policy):
-    policy.action_net.__class__ = policy.value_net.__class__ = DoubledLinear
-
-
-class HalvedGaussian(DiagGaussianDistribution):
-    def sample(self):
-        return 0.5 * super().sample()
-
-
-def distribution_of_another_class(policy):
-    policy.action_dist.__class__ = HalvedGaussian
 
 
 class Clamped(FlattenExtractor):
@@ -182,37 +143,29 @@ def scalar_std(policy):
     policy.log_std = nn.Parameter(th.tensor(-0.5))
 
 
-def scaled(output):
-    return tuple(1.5 * part for part in output) if isinstance(output, tuple) else 1.5 * output
-
-
-def hooked(name, pre, policy):
-    module = policy.get_submodule(name)
-    if pre:
-        module.register_forward_pre_hook(lambda module, inputs: scaled(inputs))
-    else:
-        module.register_forward_hook(lambda module, inputs, output: scaled(output))
-
-
 SUBMODULES = (
     "features_extractor", "features_extractor.flatten", "mlp_extractor", "mlp_extractor.policy_net",
     "mlp_extractor.policy_net.0", "mlp_extractor.policy_net.1", "mlp_extractor.value_net", "mlp_extractor.value_net.1",
     "action_net", "value_net",
 )  # fmt: skip
 AT_NEXT = {
-    "patched layer": lambda policy: patched(policy.action_net, "forward", lambda output: output + 1.0),
-    "patched network": lambda policy: patched(policy.mlp_extractor.policy_net, "forward", lambda latent: 1.5 * latent),
-    "patched sample": lambda policy: patched(policy.action_dist, "sample", lambda actions: 0.1 * actions),
-    "patched log_prob": lambda policy: patched(policy.action_dist, "log_prob", lambda log_prob: log_prob - 1.0),
+    **{
+        f"{way.__name__} {name}": lambda policy, way=way, name=name: way(policy.get_submodule(name), "forward", scaled)
+        for way in (patched, subclassed, hooked, hooked_before)
+        for name in SUBMODULES
+    },
+    **{
+        f"{way.__name__} {name}": lambda policy, way=way, name=name: way(policy.action_dist, name, scaled)
+        for way in (patched, subclassed)
+        for name in ("sample", "log_prob")
+    },
+    "appended layer": lambda policy: policy.mlp_extractor.policy_net.append(nn.ReLU()),
     **{
         change.__name__: change
         for change in (
-            patched_latents, appended_layer, residual_network, network_within_another, layers_of_another_class,
-            distribution_of_another_class, another_extractor, column_major_weights, one_std, scalar_std,
+            patched_latents, network_within_another, another_extractor, column_major_weights, one_std, scalar_std
         )
     },
-    **{f"hook on {name}": functools.partial(hooked, name, False) for name in SUBMODULES},
-    **{f"pre-hook on {name}": functools.partial(hooked, name, True) for name in SUBMODULES},
 }  # fmt: skip
 
 
@@ -302,16 +255,8 @@ def counting_hooks(calls, policy):
 
 
 def counting_class(calls, policy):
-    class Counts(ActorCriticPolicy):
-        def forward(self, obs, deterministic=False):
-            calls.append("forward")
-            return super().forward(obs, deterministic)
-
-        def predict_values(self, obs):
-            calls.append("values")
-            return super().predict_values(obs)
-
-    policy.__class__ = Counts
+    for name in ("forward", "predict_values"):
+        subclassed(policy, name, lambda result, name=name: (calls.append(name), result)[1])
 
 
 def counting_methods(calls, policy):
