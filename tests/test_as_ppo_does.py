@@ -11,12 +11,12 @@ import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from sb3_uatrpo import UATRPO, trust_region_algorithm, uatrpo
 from tests.helpers import BOTH, model_on
+from tests.test_user_additions import EXTRACTORS
 
 
 class Exports(BaseCallback):
@@ -96,18 +96,6 @@ def test_a_model_can_be_copied_after_it_has_learned(cls, env, kwargs):
     assert np.array_equal(
         copied.predict(observation, deterministic=True)[0], model.predict(observation, deterministic=True)[0]
     )
-
-
-class Tokens(BaseFeaturesExtractor):
-    """Each number of the observation is a token of an encoder with dropout."""
-
-    def __init__(self, space):
-        super().__init__(space, 8)
-        self.embed = nn.Linear(1, 8)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
-
-    def forward(self, observations):
-        return self.encoder(self.embed(observations.unsqueeze(-1))).mean(dim=1)
 
 
 class Clock(gym.Env):
@@ -197,7 +185,7 @@ class Looks(BaseCallback):
         ("CartPole-v1", {}),
         ("Pendulum-v1", {}),
         ("Pendulum-v1", {"activation_fn": nn.ELU}),
-        ("CartPole-v1", {"features_extractor_class": Tokens}),
+        ("CartPole-v1", {"features_extractor_class": EXTRACTORS["transformer"]}),
     ],
 )
 def test_callbacks_see_the_distribution_that_acted(cls, env, policy_kwargs, n_envs):
@@ -225,7 +213,7 @@ def test_after_an_update_action_dist_is_the_new_policy(cls, policy, n_rows):
 
 
 def test_reading_the_distribution_changes_no_mode_and_no_number():
-    policy_kwargs = {"features_extractor_class": Tokens}
+    policy_kwargs = {"features_extractor_class": EXTRACTORS["transformer"]}
     model = model_on(UATRPO, "CartPole-v1", policy_kwargs=policy_kwargs).learn(64)
     state, training = th.get_rng_state(), model.policy.training
     assert model.policy.action_dist.distribution is not None

@@ -135,8 +135,6 @@ def weight_that_is_no_parameter(policy):
         lambda policy: setattr(policy.action_net, "weight", Quantised(policy.action_net.weight.detach())),
         lambda policy: setattr(policy.action_net, "bias", None),
         lambda policy: setattr(policy, "log_std", nn.Parameter(th.zeros(1))),
-        lambda policy: setattr(policy.value_net, "forward", policy.value_net.forward),
-        lambda policy: policy.features_extractor.register_forward_pre_hook(lambda *args: None),
     ],
 )
 @pytest.mark.usefixtures("unchecked_distributions")

@@ -18,7 +18,6 @@ from stable_baselines3 import PPO
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_uatrpo import UATRPO, CnnPolicy, MatchedTRPO, MlpPolicy, MultiInputPolicy
@@ -39,6 +38,7 @@ from tests.helpers import (
     spread_out,
 )
 from tests.test_trust_region_algorithm import same, state_of
+from tests.test_user_additions import EXTRACTORS
 
 
 def learns_something(model, n_timesteps: int = 64) -> None:
@@ -60,19 +60,6 @@ def test_policy_aliases(cls):
     assert cls.policy_aliases == {"MlpPolicy": MlpPolicy, "CnnPolicy": CnnPolicy, "MultiInputPolicy": MultiInputPolicy}
 
 
-class Normalised(BaseFeaturesExtractor):
-    """Batch norm, layer norm and dropout."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 8)
-        self.net = th.nn.Sequential(
-            th.nn.Linear(3, 8), th.nn.BatchNorm1d(8), th.nn.SiLU(), th.nn.LayerNorm(8), th.nn.Dropout(0.5)
-        )
-
-    def forward(self, observations):
-        return self.net(observations)
-
-
 @BOTH
 def test_the_critic_does_not_move_a_shared_extractor(cls):
     """What actor and critic share stays where the trust region put it."""
@@ -90,7 +77,7 @@ def test_the_critic_does_not_move_a_shared_extractor(cls):
 
 @BOTH
 def test_batch_norm_statistics_move_with_the_critic_only_and_are_reported(cls, monkeypatch):
-    policy_kwargs = {"features_extractor_class": Normalised, "net_arch": [4]}
+    policy_kwargs = {"features_extractor_class": EXTRACTORS["norms and dropout"], "net_arch": [4]}
     env = NoiseEnv(ACTION_SPACES["discrete"])
     model = model_on(cls, env, policy_kwargs=policy_kwargs, n_critic_updates=0)
     spread_out(model.policy)
