@@ -80,15 +80,21 @@ def test_buffer_and_callbacks_get_what_stable_baselines3_gives_them(case, n_envs
 
 
 class OwnAdd(RolloutBuffer):
+    def __init__(self, *args, label, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.label = label
+
     def add(self, *args):
         self.last = args
         super().add(*args)
 
 
-def test_a_buffer_of_the_users_gets_the_numbers_of_numpy(monkeypatch):
+@BOTH
+def test_a_buffer_of_the_users_gets_the_numbers_of_numpy(cls, monkeypatch):
     acted = count_fast_steps(monkeypatch)
-    model, _ = as_sb3(rollout_buffer_class=OwnAdd)
+    model, _ = as_sb3(cls=cls, rollout_buffer_class=OwnAdd, rollout_buffer_kwargs={"label": "mine"})
     assert type(model.rollout_buffer) is OwnAdd
+    assert model.rollout_buffer.label == "mine"
     assert len(acted) == model.n_steps
     np.testing.assert_array_equal(model.rollout_buffer.last[-1].numpy(), model.rollout_buffer.log_probs[-1])
 
