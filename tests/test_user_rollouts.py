@@ -89,7 +89,6 @@ AT_ONCE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("at", [0, 10], ids=["at the start", "at the tenth step"])
 @pytest.mark.parametrize("change", AT_ONCE)
 def test_what_is_seen_at_once(change, at):
