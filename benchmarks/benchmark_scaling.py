@@ -151,7 +151,7 @@ def measure(case: Case) -> Measured:
     buffer.advantages[:] = generator.normal(size=buffer.advantages.shape)
     buffer.episode_starts[::100] = 1.0
     buffer.pos, buffer.full = buffer.buffer_size, True
-    model.sketch.draw()
+    model.sketch.draw_once()
     for average in (model.sketch.y_fisher, model.sketch.y_covariance):
         average.add_(0.0)  # pages never written are not resident yet, and would count as the update's
 

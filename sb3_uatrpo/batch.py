@@ -72,10 +72,8 @@ def rollout_batch(rollout_buffer: RolloutBuffer, normalize_advantage: bool) -> B
     The whole rollout as one batch.
 
     :param rollout_buffer: a full buffer, flattened or not; it is flattened, as its ``get`` would do. If its ``get`` is
-        not Stable-Baselines3's, the batch is what one call returns, in that order. Otherwise the batch shares the
-        buffer's memory where it can.
+        not Stable-Baselines3's, the batch is what one call returns. Otherwise it shares memory where it can.
     :param normalize_advantage: standardise the advantages over the batch
-    :return: the batch, of n = n_steps·n_envs timesteps
     :raises AssertionError: if the buffer is not full, as in Stable-Baselines3's own buffers
     :raises NonFiniteRolloutError: if a reward, advantage or return is NaN or infinite
     """

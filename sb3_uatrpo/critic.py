@@ -1,4 +1,4 @@
-"""Rollout buffer → critic: epochs of minibatch regression on the returns. They leave the actor as it is."""
+"""Rollout buffer → critic: epochs of minibatch regression on the returns. They leave θ as it is."""
 
 import math
 import warnings

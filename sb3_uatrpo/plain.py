@@ -3,7 +3,8 @@ Is it plain? Where policy, rollout buffer and optimizer are no more than Stable-
 the memory of the parameters: in rollouts, in the products with F̂ and Σ̂, and in the critic's epochs. Where users added
 something, Stable-Baselines3's and torch's own code runs.
 
-All such questions are asked here. They need private names of torch, which occur nowhere else.
+All questions of this kind are asked here, and gradient hooks are detached. Both need private names of torch, which
+occur nowhere else.
 """
 
 from collections import OrderedDict

@@ -33,8 +33,7 @@ class PlainMLP:
     :param critic_params: the parameters of the critic's layers, in the order of its gradients
     :param log_std: log σ, shape ``(action_dim,)``; None for discrete actions
     :param action_shape: shape of one action
-    :param places: where the modules keep all these parameters
-    :param addresses: of their memory
+    :param places: where the modules keep all these parameters, with the ``addresses`` of their memory
     :param halves: -½ for each output of the actor
     """
 

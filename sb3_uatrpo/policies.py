@@ -1,4 +1,4 @@
-"""The policies behind the names that users know from Stable-Baselines3, and how an update evaluates any policy."""
+"""The policies behind the names of Stable-Baselines3, NumPy acting in one of them, and how any policy is evaluated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -192,7 +192,7 @@ class RolloutPool:
         self._replace(Rollout(**fields) for fields in rollouts.values())
 
 
-def check_buffer(buffer: RolloutBuffer) -> None:
+def require_plain_buffer(buffer: RolloutBuffer) -> None:
     """:raises ValueError: if the buffer's ``get`` or memory may be the user's own"""
     if not is_plain_buffer(buffer):
         raise ValueError(

@@ -6,7 +6,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from sb3_uatrpo.buffers import LeanRolloutBuffer
 from sb3_uatrpo.plain import as_plain_mlp
 from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.policy_check import check_policy
-from sb3_uatrpo.rollout_pool import RolloutPool, check_buffer
+from sb3_uatrpo.rollout_pool import RolloutPool, require_plain_buffer
 
 #: Keeps the random numbers of the subsample apart from those of Ω
 SUBSAMPLE = 1
@@ -129,7 +129,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
             self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
         self.rollout_pool = RolloutPool(self.n_reused_rollouts)
         if self.n_reused_rollouts > 0:
-            check_buffer(self.rollout_buffer)
+            require_plain_buffer(self.rollout_buffer)
         #: names of the parameters that some batch has used
         self._acting_params: list[str] = vars(self).get("_acting_params", [])
         self._n_actor_params, self._first_error = check_policy(self.policy)
@@ -249,18 +249,14 @@ class SB3Algorithm(OnPolicyAlgorithm):
     def _refuse_other_algorithms(cls, path: str | pathlib.Path | io.BufferedIOBase) -> None:
         """The parameters of other algorithms may fit, and settings of the same name, but on other scales."""
         file = open_path(path, "r", suffix="zip")
-        start = file.tell()
-        try:
-            with zipfile.ZipFile(file) as archive:
-                settings = json.loads(archive.read("data")) if "data" in archive.namelist() else None
-        except zipfile.BadZipFile:
-            # Stable-Baselines3 has a message for it
-            settings = None
-        finally:
-            if file is path:
-                file.seek(start)
-            else:
-                file.close()
+        start, settings = file.tell(), None
+        # Stable-Baselines3 has a message for a file that is no archive
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+            settings = json.loads(archive.read("data")) if "data" in archive.namelist() else None
+        if file is path:
+            file.seek(start)
+        else:
+            file.close()
         if settings is not None and not (OWN_SETTINGS & settings.keys() and cls._OWN_ARGUMENTS & settings.keys()):
             raise ValueError(f"path must be a file that {cls.__name__} saved, but another algorithm saved {path}")
 
