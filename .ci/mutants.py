@@ -1,8 +1,8 @@
 """
 Do the tests notice small errors? Mutants of the package, drawn with a fixed seed, and which of them the tests kill.
 
-    python benchmarks/mutants.py draw 150 > benchmarks/results/mutants.json
-    python benchmarks/mutants.py run benchmarks/results/mutants.json --killed killed.json --pytest "-x -q tests"
+    python .ci/mutants.py draw 150 > .ci/mutants.json
+    python .ci/mutants.py run .ci/mutants.json --killed killed.json --pytest "-x -q tests"
 
 A mutant is one change of one line: another comparison, operator or constant, or a condition that is negated. It is
 found again by its text, so the list outlives other changes of the file. ``run`` works on a copy of the checkout, goes
