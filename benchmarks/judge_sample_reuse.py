@@ -1,9 +1,13 @@
 """
 Does reusing rollouts help, by the rule of results/sample_reuse/README.md?
 
-    python benchmarks/judge_sample_reuse.py --arm "reuse 3 no term" --same "no term" --report
+    python benchmarks/judge_sample_reuse.py --stage 1 --report
 
-``--arm`` is the variant with old rollouts, and ``--same`` the one with the same settings and none.
+ranks the arms of stage 1, and
+
+    python benchmarks/judge_sample_reuse.py --report
+
+judges stage 2.
 """
 
 from collections.abc import Callable
@@ -15,11 +19,16 @@ from command_line import parser_of
 from evidence import ALPHA, MARGIN, RESULTS, holm, markdown, of_updates, read_runs
 from judge_small_batches import REFERENCES, area
 from judge_uncertainty_term import permutation_test
+from tabulate_search import TASKS, finished_runs, tabulate_objective
 
+from sb3_uatrpo.study import Study
 from sb3_uatrpo.study.results import tabulate
 from sb3_uatrpo.study.statistics import bootstrap, welch_test
 
-FOLDER = RESULTS / "sample_reuse" / "stage_2"
+FOLDER = RESULTS / "sample_reuse"
+# What went on from stage 1, and the same settings with no old rollouts
+ARM, WITHOUT_REUSE = "uatrpo (reuse 3 no term)", "uatrpo (no term)"
+PRESET, WITHOUT_TERM = "uatrpo", "uatrpo (no term)"
 SCORES = ("final", "area")
 N_RESAMPLES = 10_000
 
@@ -80,14 +89,16 @@ def term(runs: pd.DataFrame, preset: str, without: str) -> str:
     return f"`{preset}` minus `{without}`, final: {value:+.3f}, p = {p:.4f}: {verdict}"
 
 
-def main(args: list[str] | None = None) -> list[str]:
-    """:return: the lines of the verdict"""
-    parser = parser_of(__doc__)
-    parser.add_argument("--arm", required=True)
-    parser.add_argument("--same", required=True)
-    parser.add_argument("--report", action="store_true", help="write judged.md into the folder")
-    options = parser.parse_args(args)
-    study = tabulate(read_runs(FOLDER))
+def first_stage() -> list[str]:
+    """:return: the ranking of stage 1, and the policies at its end"""
+    study, rivals = finished_runs(FOLDER / "stage_1"), finished_runs(RESULTS / "rivals")
+    ranking = tabulate_objective(study.runs, rivals.runs, TASKS, [400, 401, 402, 403], "base")
+    return ["# Stage 1", ranking, markdown(policies(study, study.runs))]
+
+
+def second_stage() -> list[str]:
+    """:return: the verdicts on reuse and on the term, and the tables behind them"""
+    study = tabulate(read_runs(FOLDER / "stage_2"))
     runs = study.runs
     episodes = dict(list(study.episodes.groupby("run")))
     reference = runs.env.map(REFERENCES)
@@ -96,20 +107,35 @@ def main(args: list[str] | None = None) -> list[str]:
     # a run that failed twice counts as the lowest of its environment
     lowest = scored.groupby("env")[["final_return", *SCORES]].transform("min")
     scored = scored.fillna({name: lowest[name] for name in lowest})
-    arm, same, preset = f"uatrpo ({options.arm})", f"uatrpo ({options.same})", "uatrpo"
-    lines, table = judge(scored, arm, same, preset)
-    lines.append(term(scored, preset, "uatrpo (no term)"))
+    lines, table = judge(scored, ARM, WITHOUT_REUSE, PRESET)
+    lines.append(term(scored, PRESET, WITHOUT_TERM))
+    return ["# Stage 2", *lines, markdown(table), markdown(policies(study, scored))]
+
+
+def policies(study: Study, runs: pd.DataFrame) -> list[dict[str, str]]:
+    """:return: for each arm, medians over the updates"""
     median: Callable[[np.ndarray], Any] = np.median
-    spread = [
-        {"arm": label, "σ at the end": of_updates(study, group, "std", median, ".2f", 0.1),
-         "share of the effective sample": of_updates(study, group, "effective_sample_share", median, ".2f")}
-        for label, group in scored.groupby("label")
-    ]  # fmt: skip
-    blocks = [*lines, markdown(table), markdown(spread)]
-    print("\n\n".join(blocks))
+    return [
+        {
+            "arm": label,
+            "σ in the last tenth": of_updates(study, group, "std", median, ".2f", 0.1),
+            "effective share of the batch": of_updates(study, group, "effective_sample_share", median, ".2f"),
+        }
+        for label, group in runs.groupby("label")
+    ]
+
+
+def main(args: list[str] | None = None) -> str:
+    """:return: the page in Markdown"""
+    parser = parser_of(__doc__)
+    parser.add_argument("--stage", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--report", action="store_true", help="write judged.md into the folder of the stage")
+    options = parser.parse_args(args)
+    page = "\n\n".join(first_stage() if options.stage == 1 else second_stage())
+    print(page)
     if options.report:
-        (FOLDER / "judged.md").write_text("\n\n".join(["# Stage 2, judged", *blocks]) + "\n", "utf-8")
-    return lines
+        (FOLDER / f"stage_{options.stage}" / "judged.md").write_text(page + "\n", "utf-8")
+    return page
 
 
 if __name__ == "__main__":
