@@ -59,7 +59,7 @@ class CardsWithMask(gym.ObservationWrapper[Any, Any, Any]):
         return {"game": observation, "mask": self.game.hand.astype("int8")}
 
 
-gym.register("MaskedCards-v0", entry_point=CardsWithMask)
+gym.register("MaskedCards-v0", entry_point="masks_in_observation:CardsWithMask")
 
 
 def main(args: list[str] | None = None) -> UATRPO:
