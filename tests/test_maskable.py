@@ -12,6 +12,7 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.maskable.policies import (
     MaskableActorCriticCnnPolicy,
@@ -25,10 +26,12 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from torch.autograd.functional import jvp, vjp
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import rollout_batch
+from sb3_uatrpo.families import family_of
 from sb3_uatrpo.maskable import LeanMaskableRolloutBuffer, MaskableMatchedTRPO, MaskableUATRPO, MlpPolicy
 from tests.forked import run_code
 from tests.helpers import (
@@ -45,7 +48,7 @@ from tests.helpers import (
     spread_out,
     take_apart,
 )
-from tests.reference import WithMasks, _Double, choices, trpo_step
+from tests.reference import AllowedChoices, WithMasks, _Double, choices, trpo_step
 from tests.test_rollout_pool import expected_batch, rollout_of
 from tests.test_update import n_samples, reference_for
 
@@ -81,6 +84,36 @@ class PickyEnv(NoiseEnv):
 
     def action_masks(self):
         return np.concatenate(self.masks)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_families_are_those_of_the_allowed_choices(space):
+    sizes = choices(SPACES[space])
+    generator = th.Generator().manual_seed(0)
+    old, new, direction = th.randn(3, 40, sum(sizes), generator=generator, dtype=th.float64)
+    masks = th.rand(40, sum(sizes), generator=generator) < 0.5
+    for first in (0, *np.cumsum(sizes)[:-1]):
+        masks[:, first] |= ~masks[:, first : first + 2].any(dim=1)
+    distribution = make_masked_proba_distribution(SPACES[space])
+
+    def head(logits):
+        distribution.proba_distribution(logits).apply_masking(masks)
+        return family_of(distribution).vector(distribution)
+
+    h = head(old)
+    actions = distribution.sample().reshape(40, -1)
+    family, reference = family_of(distribution), AllowedChoices(old.requires_grad_(), masks, sizes)
+    th.testing.assert_close(family.log_prob(h, actions), reference.log_prob(actions))
+    (score,) = th.autograd.grad(reference.log_prob(actions).sum(), old)
+    th.testing.assert_close(vjp(head, old, family.score(h, actions))[1], score)
+    th.testing.assert_close(family.kl(h, head(new)), reference.kl(AllowedChoices(new, masks, sizes)))
+    divergence = AllowedChoices(old.detach(), masks, sizes).kl(reference).sum()
+    (gradient,) = th.autograd.grad(divergence, old, create_graph=True)
+    (expected,) = th.autograd.grad(gradient, old, direction)
+    th.testing.assert_close(vjp(head, old, family.fisher_product(h, jvp(head, old, direction)[1]))[1], expected)
+    # forbidden choices have no part in anything
+    assert (expected[~masks] == 0.0).all()
+    assert (expected[masks] != 0.0).any()
 
 
 class DoublePolicy(_Double, MaskableActorCriticPolicy):
