@@ -16,7 +16,7 @@ Sample Reuse*, https://arxiv.org/abs/2206.13714, from which weights and step dif
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.buffers import count_trajectories
-from sb3_uatrpo.observations import map_observations, rows_of
+from sb3_uatrpo.observations import map_observations
 from sb3_uatrpo.plain import is_plain_buffer
 from sb3_uatrpo.policies import evaluate_actions
 
@@ -48,6 +48,7 @@ class Rollout:
     :param episode_starts: shape ``(T, E)``
     :param dones: whether the last timestep ended an episode, shape ``(E,)``
     :param n_trajectories: as ``count_trajectories`` counts them, shape ``(1,)``
+    :param masks: of shape ``(E·T, number of choices)``, by the name ``action_masks``; nothing without masks
     """
 
     observations: Any
@@ -58,17 +59,19 @@ class Rollout:
     episode_starts: np.ndarray
     dones: np.ndarray
     n_trajectories: np.ndarray
+    masks: dict[str, np.ndarray] = field(default_factory=dict)
 
     def weighted(self, policy: ActorCriticPolicy, gamma: float, gae_lambda: float) -> tuple[Batch, th.Tensor]:
         """:return: the timesteps with their advantages A and log π_θk under today's policy, and w, shape ``(E·T,)``"""
         T, E = self.rewards.shape
         observations: Any = obs_as_tensor(self.observations, policy.device)
         actions = th.as_tensor(self.actions, dtype=th.float32, device=policy.device)
+        masks = {name: th.as_tensor(array, device=policy.device) for name, array in self.masks.items()}
+        batch = Batch(observations, actions, actions, actions, **masks)
         evaluated = []
         with th.no_grad():
             for start in range(0, T * E, PART):
-                part = slice(start, start + PART)
-                outputs = evaluate_actions(policy, rows_of(observations, part), actions[part])
+                outputs = evaluate_actions(policy, batch[start : start + PART])
                 evaluated.append([x.flatten() for x in outputs[:2]])
             last = policy.predict_values(obs_as_tensor(self.last_observations, policy.device)).double().cpu().numpy()
         values, log_probs = (th.cat(parts) for parts in zip(*evaluated, strict=True))
@@ -89,7 +92,7 @@ class Rollout:
             for t in range(T - 1, -1, -1):
                 advantages[t] = advantage = deltas[t] + decays[t] * advantage
         flat = th.from_numpy(np.ascontiguousarray(advantages.T).reshape(-1)).to(policy.device)
-        return Batch(observations, actions, flat, log_probs), ratios
+        return replace(batch, advantages=flat, log_probs=log_probs), ratios
 
 
 class RolloutPool:
@@ -134,13 +137,14 @@ class RolloutPool:
             th.cat([part.actions for part in parts]),
             (w * A).to(newest.advantages.dtype),
             th.cat([part.log_probs for part in parts]),
+            None if newest.action_masks is None else th.cat([part.action_masks for part in parts]),  # type: ignore[misc]
         )
         share = (w.sum() ** 2 / (len(w) * (w**2).sum())).item()
         n_trajectories = count_trajectories(buffer) + sum(int(rollout.n_trajectories.item()) for rollout in kept)
         values = {"n_trajectories": n_trajectories, "effective_sample_share": share, "n_rollouts": 1 + len(kept)}
         return batch, values
 
-    def add(self, buffer: RolloutBuffer, last_observations: Any, dones: Any) -> None:
+    def add(self, buffer: Any, last_observations: Any, dones: Any, has_masks: bool = False) -> None:
         """Keep the arrays of a full, flattened buffer, which it does not use again after ``reset``."""
         self._rollouts.append(
             Rollout(
@@ -152,6 +156,7 @@ class RolloutPool:
                 buffer.episode_starts,
                 np.array(dones, np.float32),
                 np.array([count_trajectories(buffer)]),
+                {"action_masks": buffer.action_masks} if has_masks else {},
             )
         )
 
@@ -187,7 +192,7 @@ class RolloutPool:
             else:
                 fields[name] = array
         for i, fields in rollouts.items():
-            if missing := Rollout.__dataclass_fields__.keys() - fields:
+            if missing := Rollout.__dataclass_fields__.keys() - fields - {"masks"}:
                 raise RuntimeError(f"Error in loading the rollouts: number {i} lacks {', '.join(sorted(missing))}.")
         self._replace(Rollout(**fields) for fields in rollouts.values())
 
@@ -196,6 +201,6 @@ def require_plain_buffer(buffer: RolloutBuffer) -> None:
     """:raises ValueError: if the buffer's ``get`` or memory may be the user's own"""
     if not is_plain_buffer(buffer):
         raise ValueError(
-            "n_reused_rollouts must be 0 with a rollout buffer that is not one of Stable-Baselines3's, but "
+            "n_reused_rollouts must be 0 with a rollout buffer of your own, but "
             f"rollout_buffer_class is {type(buffer).__name__}"
         )

@@ -6,7 +6,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from sb3_uatrpo.arguments import RULES, Rule, check_class, check_optional
 from sb3_uatrpo.buffers import LeanRolloutBuffer
 from sb3_uatrpo.plain import as_plain_mlp
-from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_uatrpo.policies import ActsInNumpy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.policy_check import check_policy
 from sb3_uatrpo.rollout_pool import RolloutPool, require_plain_buffer
 
@@ -45,6 +45,16 @@ class SB3Algorithm(OnPolicyAlgorithm):
 
     #: arguments that tell the files of a subclass from those of another
     _OWN_ARGUMENTS: ClassVar[frozenset[str]]
+    #: whether rollouts and updates use the environment's action masks
+    _takes_masks: ClassVar[bool] = False
+    #: the class that policies have to be of, and the spaces that they act in
+    _POLICY: ClassVar[type[BasePolicy]] = ActorCriticPolicy
+    _ACTION_SPACES: ClassVar[tuple[type[spaces.Space], ...]] = (
+        spaces.Box,
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+    )
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
@@ -77,7 +87,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
         _init_setup_model: bool,
         **sb3_arguments: Any,
     ) -> None:
-        check_class("policy", policy, ActorCriticPolicy, tuple(self.policy_aliases))
+        check_class("policy", policy, self._POLICY, tuple(self.policy_aliases))
         check_optional("policy_kwargs", policy_kwargs, Mapping, "a dict")
         super().__init__(
             policy,
@@ -90,7 +100,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
             policy_kwargs=None if policy_kwargs is None else dict(policy_kwargs),
             verbose=self._RULES["verbose"]("verbose", verbose),
             _init_setup_model=False,
-            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+            supported_action_spaces=self._ACTION_SPACES,
             **sb3_arguments,
         )
         self.batch_size = batch_size
@@ -110,6 +120,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
+        check_class("policy", self.policy_class, self._POLICY, tuple(self.policy_aliases))
         self._warn_of_truncated_minibatches()
         if self._has_one_action:
             warnings.warn(
@@ -302,11 +313,31 @@ class SB3Algorithm(OnPolicyAlgorithm):
                 f"{self.n_steps}; load() can change it"
             )
         self._learned_normalized = self._is_normalized
+        if not self._takes_masks and self._has_unused_masks():
+            warnings.warn(
+                f"{type(self).__name__} ignores the environment's action_masks. MaskableUATRPO and MaskableMatchedTRPO "
+                "of sb3_uatrpo.maskable use them.",
+                stacklevel=4,
+            )
         return super()._setup_learn(*args, **kwargs)
+
+    def _has_unused_masks(self) -> bool:
+        """Whether the environments have masks, unless they seem to be in the observations, too."""
+        space = self.observation_space
+        if self.env is None or (isinstance(space, spaces.Dict) and any("mask" in key.lower() for key in space)):
+            return False
+        try:
+            return self.env.has_attr("action_masks")
+        except Exception:
+            # a VecEnv of the user's need not answer
+            return False
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         """Fill the buffer with the experience of the current policy; arguments and result are Stable-Baselines3's."""
-        policy: Any = self.policy
-        is_fast = self.fast_rollouts and isinstance(policy, MlpPolicy)
-        with policy.acting_in_numpy(as_plain_mlp) if is_fast else nullcontext():
+        with self._acting_in_numpy():
             return super().collect_rollouts(*args, **kwargs)
+
+    def _acting_in_numpy(self) -> AbstractContextManager[None]:
+        policy: Any = self.policy
+        is_fast = self.fast_rollouts and isinstance(policy, ActsInNumpy)
+        return policy.acting_in_numpy(as_plain_mlp) if is_fast else nullcontext()

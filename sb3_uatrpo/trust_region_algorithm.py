@@ -18,7 +18,7 @@ from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import one_thread_if_small
-from sb3_uatrpo.policies import MlpPolicy, evaluate_actions
+from sb3_uatrpo.policies import ActsInNumpy, evaluate_actions, masks_of
 from sb3_uatrpo.rollout_pool import require_plain_buffer
 from sb3_uatrpo.sb3_algorithm import SB3Algorithm
 
@@ -123,7 +123,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
 
     def _update(self, actor: Actor) -> None:
         # The timesteps of the buffer, environment by environment
-        rollout = rollout_batch(self.rollout_buffer, self.normalize_advantage)
+        rollout = rollout_batch(self.rollout_buffer, self.normalize_advantage, self._takes_masks)
         # In evaluation mode, and without gradient hooks
         with actor.differentiable_policy():
             self._check_observations(actor, rollout)
@@ -144,7 +144,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
                 values["critic_kl"] = actor.family.kl(updated_head, actor.heads(batch)).mean().item()
         self._show_distribution(rollout)
         if self.n_reused_rollouts > 0:
-            self.rollout_pool.add(self.rollout_buffer, self._last_obs, self._last_episode_starts)
+            self.rollout_pool.add(self.rollout_buffer, self._last_obs, self._last_episode_starts, self._takes_masks)
         # Log, without what the update before logged and this one did not compute
         self._n_updates += 1
         values |= diagnostics.critic(self.rollout_buffer, losses)
@@ -273,7 +273,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
             features = self.policy.extract_features(bad.observations)
             outputs = [*features] if isinstance(features, tuple) else [features]
             if all(bool(values.isfinite().all()) for values in outputs):
-                outputs = [*evaluate_actions(self.policy, bad.observations, bad.actions)[:2], actor.heads(bad)]
+                outputs = [*evaluate_actions(self.policy, bad)[:2], actor.heads(bad)]
         if not all(bool(values.isfinite().all()) for values in outputs):
             check_finite(self.rollout_buffer, "observations")
             raise NonFiniteRolloutError("The observations that the rollout buffer returned are not finite.")
@@ -305,15 +305,15 @@ class TrustRegionAlgorithm(SB3Algorithm):
         be computed when it is read, else that of as many timesteps as a minibatch has.
         """
         policy: Any = self.policy
-        if isinstance(policy, MlpPolicy):
-            policy.show_distribution(batch.observations)
+        if isinstance(policy, ActsInNumpy):
+            policy.show_distribution(batch.observations, *masks_of(policy, batch).values())
             return
         timesteps = batch[: self.batch_size]
         training = policy.training
         policy.set_training_mode(False)
         # a policy may draw random numbers of its own
         with th.random.fork_rng([policy.device] if policy.device.type == "cuda" else []), th.no_grad():
-            evaluate_actions(policy, timesteps.observations, timesteps.actions)
+            evaluate_actions(policy, timesteps)
         policy.set_training_mode(training)
 
     def _warn_of_refusal(self, reason: str) -> None:

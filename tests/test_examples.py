@@ -102,6 +102,7 @@ def test_shortest(tmp_path):
         ("custom_network.py", ["--n-timesteps", "2000"], "episodes: "),
         ("dict_observations.py", ["--n-timesteps", "1000"], "episodes: "),
         ("images.py", ["--n-timesteps", "1000"], "rewards are random"),
+        ("masks_in_observation.py", ["--n-timesteps", "2000", "--n-games", "50"], " 0 of 2300 actions invalid"),
         ("subproc_envs.py", ["--n-timesteps", "2000"], "episodes: -"),
         ("vector_env.py", ["--n-timesteps", "4000", "--n-envs", "10"], "episodes: -"),
     ],
@@ -109,6 +110,13 @@ def test_shortest(tmp_path):
 def test_trains(tmp_path, script, args, said):
     """And the last line says what came out."""
     assert said in run(tmp_path, script, *args).splitlines()[-1]
+
+
+def test_masks_allow_no_invalid_action(tmp_path):
+    best, masked, unmasked = run(tmp_path, "masked_cards.py", "--n-timesteps", "2000", "--n-games", "50").splitlines()
+    assert 4.0 < float(best.split()[-2]) < 4.6
+    assert masked.endswith(" and 0 of 2300 actions invalid")
+    assert int(unmasked.split()[3]) > 500
 
 
 def test_read_uncertainty(tmp_path):
