@@ -113,8 +113,9 @@ class SB3Algorithm(OnPolicyAlgorithm):
         self.line_search_kl_factor = line_search_kl_factor
         self.n_critic_updates = n_critic_updates
         self.fast_rollouts = fast_rollouts
+        # load() sets up later, and takes the format and then the parameters from the file
+        self._awaits_parameters = not _init_setup_model
         if _init_setup_model:
-            # load() sets up later, and takes the format from the file
             self._file_format = FILE_FORMAT
 
     def _setup_model(self) -> None:
@@ -186,7 +187,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         # an exception may hold anything; rollouts are a state dict
-        return [*super()._excluded_save_params(), "_first_error", "rollout_pool"]
+        return [*super()._excluded_save_params(), "_first_error", "rollout_pool", "_awaits_parameters"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -196,8 +197,8 @@ class SB3Algorithm(OnPolicyAlgorithm):
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
-        As Stable-Baselines3's. Old rollouts and the sketch may be missing, as other algorithms have neither: there are
-        none then.
+        As Stable-Baselines3's. Of a file, old rollouts and the sketch may be missing, as other algorithms have neither:
+        there are none then.
         """
         given = load_path_or_dict
         params: dict[str, Any] = (
@@ -205,8 +206,9 @@ class SB3Algorithm(OnPolicyAlgorithm):
         )
         if self.n_reused_rollouts == 0:
             params.pop("rollout_pool", None)
-        if exact_match:
+        if exact_match and (self._awaits_parameters or not isinstance(given, dict)):
             params = self._fresh_states() | params
+        self._awaits_parameters = False
         super().set_parameters(params, exact_match, device)
 
     def _fresh_states(self) -> dict[str, Any]:
