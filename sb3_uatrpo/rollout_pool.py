@@ -44,8 +44,7 @@ class Rollout:
     :param last_observations: those after the last timestep, shape ``(E, ...)``, or a dict of such
     :param actions: shape ``(E·T, action_dim)``
     :param log_probs: log π_i(a|s), shape ``(E·T,)``
-    :param rewards: shape ``(T, E)``
-    :param episode_starts: shape ``(T, E)``
+    :param rewards: shape ``(T, E)``, as ``episode_starts``
     :param dones: whether the last timestep ended an episode, shape ``(E,)``
     :param n_trajectories: as ``count_trajectories`` counts them, shape ``(1,)``
     :param masks: of shape ``(E·T, number of choices)``, by the name ``action_masks``; nothing without masks
@@ -108,14 +107,10 @@ class RolloutPool:
         self, newest: Batch, buffer: RolloutBuffer, policy: ActorCriticPolicy, gae_lambda: float, normalize: bool
     ) -> tuple[Batch, dict[str, float]]:
         """
-        A rollout whose ratios or advantages are not finite is dropped.
+        The newest rollout, with the advantages of its full, flattened buffer, followed by the older ones, with wA in
+        place of A; and values to log. A rollout whose ratios or advantages are not finite is dropped.
 
-        :param newest: the rollout of the buffer, whose advantages are taken from there
-        :param buffer: the full buffer, flattened
-        :param policy: today's, in evaluation mode
-        :param gae_lambda: λ
         :param normalize: centre the advantages by their weighted mean, and scale by the standard deviation of wA
-        :return: the newest rollout, followed by the older ones, with wA as advantages; and values to log, by name
         """
         raw = th.as_tensor(buffer.advantages.reshape(-1), device=newest.advantages.device).double()
         parts, ratios, advantages = [newest], [th.ones_like(raw)], [raw]
