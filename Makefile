@@ -77,17 +77,27 @@ CONFORMANCE := build/conformance
 CONFORMANCE_TESTS := run deterministic spaces sde custom_policy dict_env predict train_eval_mode save_load cnn identity \
 	callbacks gae logger tensorboard
 
-$(CONFORMANCE)/pyproject.toml: $(READY)
-	rm -rf $(CONFORMANCE) && mkdir -p $(CONFORMANCE)
+# Those of sb3-contrib, with our classes in MaskablePPO's place
+CONFORMANCE_MASKS := build/conformance_masks
+CONFORMANCE_MASKS_TESTS := cnn invalid_actions run train_eval_mode
+
+$(CONFORMANCE)/pyproject.toml: PACKAGE := stable-baselines3
+$(CONFORMANCE_MASKS)/pyproject.toml: PACKAGE := sb3-contrib
+$(CONFORMANCE)/pyproject.toml $(CONFORMANCE_MASKS)/pyproject.toml: $(READY)
+	rm -rf $(@D) && mkdir -p $(@D)
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps --no-build-isolation \
-		--no-binary stable-baselines3 --dest $(CONFORMANCE) stable-baselines3
-	tar -xzf $(CONFORMANCE)/stable_baselines3-*.tar.gz -C $(CONFORMANCE) --strip-components=1
+		--no-binary $(PACKAGE) --dest $(@D) $(PACKAGE)
+	tar -xzf $(@D)/*.tar.gz -C $(@D) --strip-components=1
 	touch $@
 
-conformance: $(CONFORMANCE)/pyproject.toml
+conformance: $(CONFORMANCE)/pyproject.toml $(CONFORMANCE_MASKS)/pyproject.toml
 	for class in UATRPO MatchedTRPO; do CONFORMANCE_CLASS=$$class $(BIN)/python -m pytest -p tests.conformance -q -rxXs \
 		-c $(CONFORMANCE)/pyproject.toml --rootdir $(CONFORMANCE) \
 		$(CONFORMANCE_TESTS:%=$(CONFORMANCE)/tests/test_%.py) || exit 1; done
+	for class in MaskableUATRPO MaskableMatchedTRPO; do CONFORMANCE_CLASS=$$class \
+		$(BIN)/python -m pytest -p tests.conformance_masks -q -rxXs \
+		-c $(CONFORMANCE_MASKS)/pyproject.toml --rootdir $(CONFORMANCE_MASKS) \
+		$(CONFORMANCE_MASKS_TESTS:%=$(CONFORMANCE_MASKS)/tests/test_%.py) || exit 1; done
 
 # Wheel and sdist, with relative links; .github/workflows/release.yml makes them absolute and publishes
 dist: $(READY)

@@ -11,42 +11,27 @@ second checkout's time over the first's, in the same round.
 Prints the medians of ``learn()`` and of ``train()`` alone in ms, and the median ratios with their quartiles.
 """
 
-import argparse
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
+from command_line import parser_of, refuse_below
 
 
 def work(env_id: str, n_envs: int, n_steps: int) -> None:
     """For each line of the input: one rollout and one update, and the seconds of both and of the update alone."""
     import torch as th
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
+    from measuring import normalized, one_update
 
+    # that of the checkout
     from sb3_uatrpo import UATRPO
 
     th.set_num_threads(1)
-    env = VecNormalize(make_vec_env(env_id, n_envs, seed=0), norm_reward=False, gamma=0.995)
-    model = UATRPO("MlpPolicy", env, n_steps=n_steps // n_envs, seed=0, device="cpu")
-    train = model.train
-    seconds = 0.0
-
-    def timed_train() -> None:
-        nonlocal seconds
-        start = time.perf_counter()
-        train()
-        seconds = time.perf_counter() - start
-
-    with mock.patch.object(model, "train", timed_train):
-        for _ in sys.stdin:
-            start = time.perf_counter()
-            model.learn(n_steps, reset_num_timesteps=False, log_interval=10**9)
-            print(f"seconds {time.perf_counter() - start} {seconds}", flush=True)
+    model = UATRPO("MlpPolicy", normalized(env_id, n_envs), n_steps=n_steps // n_envs, seed=0, device="cpu")
+    for _ in sys.stdin:
+        print("seconds", *one_update(model, n_steps), flush=True)
 
 
 class Learner:
@@ -55,37 +40,32 @@ class Learner:
     def __init__(self, checkout: Path, env_id: str, n_envs: int, n_steps: int) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--worker", env_id, str(n_envs), str(n_steps)]
         path = os.pathsep.join([str(checkout.resolve()), os.environ.get("PYTHONPATH", "")])
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
         )
 
     def one_update(self) -> tuple[float, float]:
         """One rollout and one update: the seconds of ``learn()``, and those of ``train()``."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print("go", file=self._process.stdin, flush=True)
-        for line in self._process.stdout:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print("go", file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
             if line.startswith("seconds "):
                 _, total, train = line.split()
                 return float(total), float(train)
         raise RuntimeError("a process has ended; its error is above")
 
-    def end(self) -> None:
-        self._process.communicate()
-
 
 def compare(checkouts: list[Path], env_id: str, n_envs: int, n_steps: int, rounds: int, warm_up: int) -> None:
     """Let both checkouts take turns, and print the times and their ratios."""
     learners = [Learner(checkout, env_id, n_envs, n_steps) for checkout in checkouts]
-    for learner in learners:
-        for _ in range(warm_up):
-            learner.one_update()
-    times = np.empty((rounds, 2, 2))
-    for i in range(rounds):
+    times = np.empty((warm_up + rounds, 2, 2))
+    for i in range(len(times)):
         for place in (0, 1) if i % 2 == 0 else (1, 0):
             times[i, place] = learners[place].one_update()
     for learner in learners:
-        learner.end()
+        learner.process.communicate()
+    times = times[warm_up:]
     for what, (first, second) in zip(("learn()", "train()"), np.moveaxis(times, 0, 2).swapaxes(0, 1), strict=True):
         low, median, high = np.quantile(second / first, [0.25, 0.5, 0.75])
         print(
@@ -99,7 +79,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("checkouts", type=Path, nargs=2, help="folders of two checkouts of this repository")
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
     parser.add_argument("--n-envs", type=int, default=1)
@@ -110,9 +90,7 @@ def main() -> None:
     for checkout in args.checkouts:
         if not (checkout / "sb3_uatrpo" / "__init__.py").is_file():
             parser.error(f"checkouts: there is no sb3_uatrpo in {checkout}")
-    for name in ("n_envs", "n_steps", "rounds", "warm_up"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(args, name)}")
+    refuse_below(parser, args, n_envs=1, n_steps=1, rounds=1, warm_up=1)
     if args.n_steps % args.n_envs:
         parser.error(f"--n-envs must divide --n-steps={args.n_steps}, but it is {args.n_envs}")
     for env_id in args.env:

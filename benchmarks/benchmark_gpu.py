@@ -13,11 +13,8 @@ With ``--tests``, the tests marked ``gpu`` run first: all of it takes less than 
 script on the CPU alone, with small rollouts and images. The folder gets the report, each time, and the tests' output.
 """
 
-import argparse
 import gc
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,15 +23,15 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pandas as pd
 import torch as th
+from command_line import parser_of
+from measuring import about, in_a_line, one_update, write_json
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -58,33 +55,15 @@ METHODS: dict[str, tuple[type[OnPolicyAlgorithm], dict[str, Any]]] = {
 }
 
 
-def make(method: str, network: str, device: str, n_steps: int, image_size: int, **changes: Any) -> OnPolicyAlgorithm:
+def make(method: str, network: str, device: str, n_steps: int, image_size: int) -> OnPolicyAlgorithm:
     """:return: a fresh model, with environments of its own"""
     cls, own = METHODS[method]
     net_arch = NETWORKS[network]
     images = partial(FakeImageEnv, 1, image_size, image_size, n_channels=4, discrete=False, channel_first=True)
     env = make_vec_env("Pendulum-v1" if net_arch else images, N_ENVS, seed=0)
     policy_kwargs = {"log_std_init": -1, **({"net_arch": net_arch} if net_arch else {})}
-    arguments = {**own, **SHARED, "n_steps": n_steps // N_ENVS, "policy_kwargs": policy_kwargs, **changes}
+    arguments = {**own, **SHARED, "n_steps": n_steps // N_ENVS, "policy_kwargs": policy_kwargs}
     return cls("MlpPolicy" if net_arch else "CnnPolicy", env, device=device, **arguments)
-
-
-def measure(model: OnPolicyAlgorithm, limit: float) -> tuple[list[float], float]:
-    """:return: the seconds of each ``train()``, at least two on a GPU, and the most MB that torch took there"""
-    times: list[float] = []
-    train, on_gpu = model.train, model.device.type == "cuda"
-
-    def timed() -> None:
-        start = time.perf_counter()
-        train()
-        if on_gpu:
-            th.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-
-    with mock.patch.object(model, "train", timed):
-        while len(times) < 1 + on_gpu or (sum(times) < limit and len(times) < MOST_UPDATES):
-            model.learn(model.n_steps * N_ENVS, reset_num_timesteps=False, log_interval=10**9)
-    return times, th.cuda.max_memory_allocated() / 1e6 if on_gpu else 0.0
 
 
 def measure_all(way: str, device: str, *sizes: int) -> list[dict[str, Any]]:
@@ -100,27 +79,17 @@ def measure_all(way: str, device: str, *sizes: int) -> list[dict[str, Any]]:
         if device == "cuda":
             th.cuda.reset_peak_memory_stats()
         model = make(method, network, device, *sizes)
-        times, peak_mb = measure(model, MODEL_LIMIT)
+        times: list[float] = []
+        # at least two on a GPU, whose first one is not counted
+        while len(times) < 1 + (device == "cuda") or (sum(times) < MODEL_LIMIT and len(times) < MOST_UPDATES):
+            times.append(one_update(model, model.n_steps * N_ENVS)[1])
+        peak_mb = th.cuda.max_memory_allocated() / 1e6 if device == "cuda" else 0.0
         d, m = model.sketch.shape if isinstance(model, UATRPO) else (None, None)
         row = {"network": network, "method": method, "way": way, "seconds": statistics.median(times[1:] or times)}
         rows.append({**row, "d": d, "m": m, "GPU MB": peak_mb, "times": times})
         print(f"{way}, {network}, {method}: {row['seconds']:.3f} s", file=sys.stderr, flush=True)
         del model
     return rows
-
-
-def room_for_projections(*sizes: int) -> str:
-    """:return: a sentence about a NatureCNN on the GPU"""
-    peaks = []
-    for m in (50, 100):
-        th.cuda.reset_peak_memory_stats()
-        model = make("UATRPO", "NatureCNN", "cuda", *sizes, n_projections=m, sketch_memory_limit=2**40)
-        peaks.append(measure(model, 0.0)[1])
-        del model
-        gc.collect()
-    each, total = (peaks[1] - peaks[0]) / 50, th.cuda.get_device_properties(0).total_memory / 1e6
-    room = 50 + (total - peaks[0]) / each
-    return f"A projection of a NatureCNN takes {each:.0f} MB; the GPU's {total:.0f} MB have room for about {room:.0f}."
 
 
 def verdict(seconds: pd.DataFrame) -> list[str]:
@@ -147,7 +116,7 @@ def run_tests(output: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: no GPU, and small sizes")
     parser.add_argument("--tests", action="store_true", help="run the tests marked gpu, too")
     parser.add_argument("--folder", type=Path, default=Path("runs/gpu"))
@@ -159,29 +128,24 @@ def main() -> None:
     lines = [f"tests: {run_tests(args.folder / 'tests.txt')}"] if args.tests else []
     sizes = (1000, 84) if on_gpu else (200, 36)
     threads = min(8, os.cpu_count() or 1)
-    rows, room = [], []
+    rows = []
     for way, device, n in (("GPU", "cuda", threads), ("1 thread", "cpu", 1), (f"{threads} threads", "cpu", threads)):
         if device == "cpu" or on_gpu:
             # NumPy and torch read it when they are imported
-            with (
-                mock.patch.dict(os.environ, OMP_NUM_THREADS=str(n)),
-                ProcessPoolExecutor(1, get_context("spawn")) as pool,
-            ):
+            os.environ["OMP_NUM_THREADS"] = str(n)
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 rows += pool.submit(measure_all, way, device, *sizes).result()
-                room += [pool.submit(room_for_projections, *sizes).result()] if device == "cuda" else []
 
     measured = pd.DataFrame(rows)
     seconds = measured.pivot_table("seconds", ["network", "method"], "way", sort=False)
     table = seconds.join(measured.groupby(["network", "method"])[["d", "m", "GPU MB"]].max())
     lines.append(f"seconds of train() with {sizes[0]} steps, and with images of {sizes[1]}×{sizes[1]}")
-    lines += [table.to_string(na_rep="", float_format="{:.4g}".format), *(verdict(seconds) if on_gpu else []), *room]
+    lines += [table.to_string(na_rep="", float_format="{:.4g}".format), *(verdict(seconds) if on_gpu else [])]
     gpu = f"{th.cuda.get_device_name()}, CUDA {th.version.cuda}" if on_gpu else "no GPU"
-    packages = ("sb3_uatrpo", "stable_baselines3", "sb3_contrib", "torch", "numpy")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    lines.append(f"{gpu}, {os.cpu_count()} cores, python {platform.python_version()}, {versions}")
+    lines.append(f"{gpu}, {in_a_line(about())}")
     print("\n".join(lines))
     (args.folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (args.folder / "gpu.json").write_text(json.dumps({"report": lines, "rows": rows}, indent=1) + "\n")
+    write_json(args.folder / "gpu.json", {"report": lines, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ clock starts when the training starts and stops after the last update. What a mi
 table and written as JSON, in minutes, with the machine and the versions. Nothing else should run meanwhile.
 """
 
-import argparse
 import json
 import platform
 from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
+from command_line import parser_of, refuse_below
+from measuring import write_json
 
 from sb3_uatrpo.study.plan import Run, plan, read_study_file
 from sb3_uatrpo.study.run import train
@@ -36,15 +37,13 @@ def minutes_of(run: Run) -> tuple[float, dict[str, str]]:
 
 
 def main(args: list[str] | None = None) -> pd.DataFrame:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--env", nargs="+", default=TASKS)
     parser.add_argument("--n-timesteps", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=1, help="turns of each algorithm on each task")
     parser.add_argument("--output", type=Path, default=Path("runs/minutes.json"))
     options = parser.parse_args(args)
-    for name in ("n_timesteps", "rounds"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, but it is {getattr(options, name)}")
+    refuse_below(parser, options, n_timesteps=1, rounds=1)
     shared = {"n_timesteps": options.n_timesteps, "eval_freq": 0}
     runs = plan(ALGORITHMS, options.env, [0], **shared)
     if "Hopper-v4" in options.env:
@@ -62,14 +61,8 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     times = pd.DataFrame(rows)
     table = times.groupby(["task", "algorithm"]).minutes.median().unstack().loc[options.env]
     print(table.to_string(float_format="{:.1f}".format, na_rep="–"))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": f"{platform.system()} {platform.machine()}",
-        "versions": versions,
-        "settings": [asdict(run) for run in runs],
-        "minutes": rows,
-    }
-    options.output.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"machine": f"{platform.system()} {platform.machine()}", "versions": versions}
+    write_json(options.output, content | {"settings": [asdict(run) for run in runs], "minutes": rows})
     return table
 
 

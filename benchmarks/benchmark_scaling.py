@@ -5,30 +5,25 @@ How do the time and memory of an update grow with the network, projections, step
     OMP_NUM_THREADS=1 python benchmarks/benchmark_scaling.py --beside-others
 
 One quantity varies at a time, around a 64×64 network, m = 200, 1,000 steps, 3 actions and one environment. The rollout
-is noise and the critic is not trained, so only the trust region step is timed. Each case runs in its own process, so
-that its peak memory can be measured: the amount by which ``train()`` raises the process's peak above what model, sketch
-and rollout took before. The exponent is the slope of log time over log size between the first and the last case: 1
-means linear growth.
+is noise and the critic is not trained, so only the trust region step is timed. Each case runs in its own process: its
+peak memory is the amount by which ``train()`` raises the process's peak above what model, sketch and rollout took.
 
 With ``--beside-others``, the whole ``train()``, critic included, is timed beside that of MatchedTRPO, sb3-contrib's
 TRPO with and without subsampling, and PPO, for networks of four sizes. The methods take turns, each with rollouts of
-its own from the same environment. UATRPO has the preset ``RECOMMENDED``, MatchedTRPO what it shares with it, and the
-others have their defaults. Size of rollouts and minibatches, γ, λ and networks are the same for all, and so is the
-number of the critic's epochs for the trust region methods. The table has medians.
+its own. UATRPO has the preset ``RECOMMENDED``, MatchedTRPO what it shares with it, and the others have their defaults,
+but for rollouts, minibatches, γ, λ, networks and the critic's epochs, which are the same for all. Figures are medians.
 """
 
-import argparse
-import json
-import os
 import platform
 import resource
 import statistics
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,18 +32,20 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import torch as th
+from command_line import parser_of, refuse_below
 from gymnasium import spaces
+from measuring import about, in_a_line, in_turns, normalized, one_update, write_json
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
 
 #: the sizes of the networks of actor and critic with --beside-others
 NETWORKS = ((64, 64), (256, 256), (400, 300), (512, 512))
+STEPS = (1000, 5000, 20_000, 50_000)
 
 
 @dataclass(frozen=True)
@@ -66,18 +63,6 @@ class Case:
     repetitions: int = 3
 
 
-@dataclass(frozen=True)
-class Measured:
-    """d, m after the limit on the sketch, n, milliseconds, MB beyond what was allocated before, and MB of sketch."""
-
-    d: int
-    m: int
-    n: int
-    ms: float
-    peak_mb: float
-    sketch_mb: float
-
-
 class Still(gym.Env):
     """Spaces without a task: the benchmark writes the rollout itself."""
 
@@ -92,22 +77,20 @@ class Still(gym.Env):
 
 def cases(with_cnn: bool, most_steps: int) -> Iterator[Case]:
     base = Case("")
-    for net_arch in ((64, 64), (256, 256), (400, 300)):
+    for net_arch in NETWORKS[:3]:
         yield replace(base, sweep="network", net_arch=net_arch)
     if with_cnn:
         yield replace(base, sweep="NatureCNN", cnn=True, net_arch=(), repetitions=1)
     for m in (25, 50, 100, 200, 400):
         yield replace(base, sweep="projections", n_projections=m)
-    for n_steps in (1000, 5000, 20_000, 50_000):
-        if n_steps <= most_steps:
-            yield replace(base, sweep="steps", n_steps=n_steps)
-    for n_steps in (1000, 5000, 20_000, 50_000):
-        if n_steps <= most_steps:
-            yield replace(
-                base, sweep="steps, all in F and Sigma", n_steps=n_steps, sub_sampling_factor=1, repetitions=1
-            )
-    if most_steps >= 50_000:
-        yield replace(base, sweep="largest network", net_arch=(400, 300), n_steps=50_000, repetitions=1)
+    steps = [n_steps for n_steps in STEPS if n_steps <= most_steps]
+    for n_steps in steps:
+        yield replace(base, sweep="steps", n_steps=n_steps)
+    in_all = replace(base, sweep="steps, all in F and Sigma", sub_sampling_factor=1, repetitions=1)
+    for n_steps in steps:
+        yield replace(in_all, n_steps=n_steps)
+    if most_steps >= STEPS[-1]:
+        yield replace(base, sweep="largest network", net_arch=NETWORKS[2], n_steps=STEPS[-1], repetitions=1)
     for n_actions in (2, 6, 17):
         yield replace(base, sweep="actions", n_actions=n_actions)
     for n_envs in (1, 4, 8):
@@ -123,8 +106,12 @@ def warm_up() -> None:
     model.train()
 
 
-def measure(case: Case) -> Measured:
-    """Time the trust region step of one case. Runs in its own process."""
+def measure(case: Case) -> dict[str, float]:
+    """
+    Time the trust region step of one case. Runs in its own process.
+
+    :return: d, m after the limit on the sketch, n, milliseconds, MB beyond what was allocated before, and of the sketch
+    """
     th.set_num_threads(1)
     warm_up()
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8) if case.cnn else spaces.Box(-np.inf, np.inf, (17,), np.float32)
@@ -151,7 +138,7 @@ def measure(case: Case) -> Measured:
     buffer.advantages[:] = generator.normal(size=buffer.advantages.shape)
     buffer.episode_starts[::100] = 1.0
     buffer.pos, buffer.full = buffer.buffer_size, True
-    model.sketch.draw()
+    model.sketch.draw_once()
     for average in (model.sketch.y_fisher, model.sketch.y_covariance):
         average.add_(0.0)  # pages never written are not resident yet, and would count as the update's
 
@@ -166,20 +153,8 @@ def measure(case: Case) -> Measured:
         model.train()
         times.append(1e3 * (time.perf_counter() - start))
     d, m = model.sketch.shape
-    n = case.n_steps * case.n_envs
-    return Measured(d, m, n, statistics.median(times), peak() - before, model.sketch.n_bytes / 1e6)
-
-
-def exponents(table: pd.DataFrame) -> pd.Series:
-    """Slope of log time over log size from the first to the last case of each sweep."""
-    sizes = {"network": "d", "projections": "m", "steps": "n", "steps, all in F and Sigma": "n", "environments": "n"}
-    found = {}
-    for sweep, size in sizes.items():
-        rows = table[table["sweep"] == sweep]
-        if len(rows) > 1:
-            first, last = rows.iloc[0], rows.iloc[-1]
-            found[f"{sweep} ({size})"] = np.log(last["ms"] / first["ms"]) / np.log(last[size] / first[size])
-    return pd.Series(found, name="exponent", dtype=np.float64)
+    found = {"d": d, "m": m, "n": case.n_steps * case.n_envs, "ms": statistics.median(times)}
+    return found | {"peak_mb": peak() - before, "sketch_mb": model.sketch.n_bytes / 1e6}
 
 
 def contenders(env_id: str, net_arch: tuple[int, ...], n_steps: int) -> dict[str, OnPolicyAlgorithm]:
@@ -189,24 +164,18 @@ def contenders(env_id: str, net_arch: tuple[int, ...], n_steps: int) -> dict[str
     :param n_steps: size of the rollouts
     :return: a model of each method, by name, each with an environment of its own
     """
-    shared: dict[str, Any] = {"n_steps": n_steps, "gamma": 0.99, "gae_lambda": 0.95, "batch_size": 50}
-    policy_kwargs = {"net_arch": list(net_arch), "log_std_init": -1}
-    own: dict[str, tuple[type[OnPolicyAlgorithm], dict[str, Any]]] = {
-        "UATRPO": (UATRPO, RECOMMENDED(**shared)),
-        "MatchedTRPO": (MatchedTRPO, {**shared, "target_kl": RECOMMENDED["target_kl"]}),
-        "TRPO": (TRPO, {**shared, "n_critic_updates": 5}),
-        "TRPO, 1 of 10 steps": (TRPO, {**shared, "n_critic_updates": 5, "sub_sampling_factor": 10}),
-        "PPO": (PPO, shared),
+    shared: dict[str, Any] = {"n_steps": n_steps, "gamma": 0.99, "gae_lambda": 0.95, "batch_size": 50, "seed": 0}
+    shared["policy_kwargs"] = {"net_arch": list(net_arch), "log_std_init": -1}
+    methods: dict[str, tuple[type[OnPolicyAlgorithm], dict[str, Any]]] = {
+        "UATRPO": (UATRPO, RECOMMENDED),
+        "MatchedTRPO": (MatchedTRPO, {"target_kl": RECOMMENDED["target_kl"]}),
+        "TRPO": (TRPO, {"n_critic_updates": 5}),
+        "TRPO, 1 of 10 steps": (TRPO, {"n_critic_updates": 5, "sub_sampling_factor": 10}),
+        "PPO": (PPO, {}),
     }
     return {
-        name: cls(
-            "MlpPolicy",
-            VecNormalize(make_vec_env(env_id, seed=0), norm_reward=False, gamma=shared["gamma"]),
-            **{**arguments, "policy_kwargs": policy_kwargs},
-            seed=0,
-            device="cpu",
-        )
-        for name, (cls, arguments) in own.items()
+        name: cls("MlpPolicy", normalized(env_id, gamma=shared["gamma"]), **{**settings, **shared}, device="cpu")
+        for name, (cls, settings) in methods.items()
     }
 
 
@@ -218,62 +187,39 @@ def measure_beside_others(env_id: str, n_steps: int, rounds: int, warm_up: int) 
     :param warm_up: updates before them that are not timed
     :return: for each network and method, the milliseconds of each ``train()`` and their median
     """
-    from benchmark_speed import one_update
-
     rows = []
     for net_arch in NETWORKS:
         models = contenders(env_id, net_arch, n_steps)
-        times: dict[str, list[float]] = {name: [] for name in models}
-        for i in range(warm_up + rounds):
-            for name, model in models.items():
-                _, seconds = one_update(model, n_steps, [])
-                if i >= warm_up:
-                    times[name].append(1e3 * seconds)
+        turns = {name: partial(one_update, model, n_steps) for name, model in models.items()}
         uatrpo = models["UATRPO"]
         assert isinstance(uatrpo, UATRPO)
-        network = "×".join(map(str, net_arch))
-        for name, each in times.items():
-            median = statistics.median(each)
-            rows.append({"network": network, "d": uatrpo.sketch.shape[0], "method": name, "ms": median, "each": each})
-            print(f"{network}, {name}: {median:.0f} ms", file=sys.stderr, flush=True)
+        place = {"network": "×".join(map(str, net_arch)), "d": uatrpo.sketch.shape[0]}
+        for name, times in in_turns(turns, rounds, warm_up).items():
+            each = [1e3 * seconds for _, seconds in times]
+            rows.append({**place, "method": name, "ms": statistics.median(each), "each": each})
+            print(f"{place['network']}, {name}: {rows[-1]['ms']:.0f} ms", file=sys.stderr, flush=True)
     return pd.DataFrame(rows)
 
 
-def about() -> dict[str, Any]:
-    """:return: the machine and the versions"""
-    packages = ("sb3_uatrpo", "stable_baselines3", "sb3_contrib", "torch", "gymnasium", "mujoco", "numpy")
-    return {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "threads": th.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
-
-
-def compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def compare(parser: ArgumentParser, args: Namespace) -> None:
     """Print the table of ``--beside-others``, and write what it is made of."""
     if args.n_steps % 50 > 0:
         parser.error(f"--n-steps must be a multiple of 50, the size of minibatches, but it is {args.n_steps}")
-    try:
-        gym.make(args.env).close()
-    except (gym.error.Error, ImportError) as error:
-        parser.error(f"--env: {error}")
+    if args.env not in gym.registry:
+        parser.error(f"--env: Gymnasium knows no environment {args.env!r}")
     th.set_num_threads(1)
     measured = measure_beside_others(args.env, args.n_steps, args.rounds, args.warm_up)
     table = measured.pivot_table("ms", ["network", "d"], "method", sort=False)[measured["method"].unique()]
     print(f"median ms of train() with {args.n_steps} steps of {args.env}, {args.rounds} rounds")
     print(table.reset_index().to_string(index=False, float_format="{:.0f}".format))
     setting = about() | {name: getattr(args, name) for name in ("env", "n_steps", "rounds", "warm_up")}
-    args.folder.mkdir(parents=True, exist_ok=True)
     path = args.folder / "scaling_beside_others.json"
-    path.write_text(json.dumps({"about": setting, "rows": measured.to_dict("records")}, indent=1) + "\n")
-    print("\n" + ", ".join(f"{name} {value}" for name, value in setting.items()) + f"\nwritten: {path}")
+    write_json(path, {"about": setting, "rows": measured.to_dict("records")})
+    print(f"\n{in_a_line(setting)}\nwritten: {path}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--cnn", action="store_true", help="NatureCNN on 84×84×4 images too: about a minute")
     parser.add_argument("--most-steps", type=int, default=50_000, help="leave out cases with more steps")
     parser.add_argument("--sweep", nargs="+", help="only these quantities, for example projections environments")
@@ -284,9 +230,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=2, help="untimed updates before them")
     parser.add_argument("--folder", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()
-    for name, least in (("n_steps", 100), ("rounds", 1), ("warm_up", 0)):
-        if getattr(args, name) < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}, but it is {getattr(args, name)}")
+    refuse_below(parser, args, n_steps=100, rounds=1, warm_up=0)
     if args.beside_others:
         compare(parser, args)
         return
@@ -298,19 +242,14 @@ def main() -> None:
     for case in (case for case in chosen if case.sweep in (args.sweep or sweeps)):
         # one process per case, since a peak never falls
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            found = pool.submit(measure, case).result()
-            rows.append({**asdict(case), **asdict(found)})
-            print(
-                f"{case.sweep}: d={found.d}, m={found.m}, n={found.n}: {found.ms:.0f} ms", file=sys.stderr, flush=True
-            )
+            row = asdict(case) | pool.submit(measure, case).result()
+        rows.append(row)
+        print(case.sweep, *(f"{name} {row[name]:.0f}" for name in ("d", "m", "n", "ms")), file=sys.stderr, flush=True)
     table = pd.DataFrame(rows)
     shown = ["sweep", "d", "m", "n", "n_actions", "n_envs", "ms", "peak_mb", "sketch_mb"]
     print(table[shown].round(1).to_string(index=False))
-    if len(slopes := exponents(table)):
-        print(f"\n{slopes.round(2).to_string()}")
     print(f"\npython {platform.python_version()} on {platform.machine()}, torch {th.__version__}, one thread")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    (args.folder / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(args.folder / "scaling.json", rows)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ agree if these end at the same timesteps, with returns that differ by less than 
 differ.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from judge_study import markdown, read_runs
+from command_line import parser_of
+from evidence import markdown, read_runs
 
 from sb3_uatrpo.study import Study, StudyError
 
@@ -36,21 +36,15 @@ def compare(study: Study, repeated: Study, n_timesteps: int) -> list[dict[str, A
         differ = (old[:both, 0] != new[:both, 0]) | ~np.isclose(new[:both, 1], old[:both, 1], rtol=TOLERANCE, atol=0.0)
         # the episodes that only one of them has
         ends = np.concatenate([np.minimum(old[:both, 0], new[:both, 0])[differ], old[both:, 0], new[both:, 0]])
-        rows.append(
-            {
-                "environment": pair.env,
-                "method": f"{pair.algo} ({pair.variant})" if pair.variant else pair.algo,
-                "seed": pair.seed,
-                "episodes, first and repeated": f"{len(old)}, {len(new)}",
-                "agree until timestep": f"{ends.min():,.0f}" if len(ends) else f"{n_timesteps:,}",
-                "verdict": "differ" if len(ends) else "agree",
-            }
-        )
+        row = {"environment": pair.env, "method": f"{pair.algo} ({pair.variant})" if pair.variant else pair.algo}
+        row |= {"seed": pair.seed, "episodes, first and repeated": f"{len(old)}, {len(new)}"}
+        row |= {"agree until timestep": f"{ends.min() if len(ends) else n_timesteps:,.0f}"}
+        rows.append(row | {"verdict": "differ" if len(ends) else "agree"})
     return rows
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="folder of the first runs")
     parser.add_argument("--repeated", type=Path, required=True, help="folder of their repetitions")
     parser.add_argument("--n-timesteps", type=int, default=10_000, help="timesteps compared, by default 10,000")

@@ -10,7 +10,6 @@ asked for (flat lines: the paper's step length, which asks for none) and by the 
 with the 95% percentile intervals of bootstrap resamples.
 """
 
-import argparse
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import yaml
+from command_line import parser_of
+from evidence import markdown
 from scipy import stats
 
 from sb3_uatrpo.study import Study, StudyError, read_study
@@ -249,11 +250,6 @@ def as_markdown(table: pd.DataFrame, rows: list[str], columns: list[str]) -> str
     return markdown(wide.fillna("–"))
 
 
-def markdown(table: pd.DataFrame) -> str:
-    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
 def report(table: pd.DataFrame) -> str:
     values, differences = judge(table)
     steps = table.groupby(["size", "method", "KL"], dropna=False)
@@ -340,7 +336,7 @@ def draw(table: pd.DataFrame, x: str, y: str, path: Path) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the study")
     parser.add_argument("--study", type=Path, nargs="+", help="study files of all runs (default: those in the folder)")
     parser.add_argument("--report", type=Path, help="folder for report.md and the pictures")

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_small_batches import FOLDER, PARTS, REFERENCES, markdown, scores_of
-from judge_study import EVALUATION, SHRINKAGE, TRAINING, read_runs, with_evaluations
+from evidence import markdown, read_runs, with_evaluations
+from judge_small_batches import FOLDER, PARTS, REFERENCES, scores_of
+from judge_study import EVALUATION, SHRINKAGE, TRAINING
 from show_recommended import CONTROLS, FOLDERS, NEWER, OURS, RESULTS, TASKS, runs_in
 
 from sb3_uatrpo.study import read_study

@@ -13,39 +13,29 @@ paired. The table also has the KL ratio: the KL divergence of each step, ½η²v
 their number of steps: those of ``--updates`` and ``--reference-rollouts`` with 1,000 steps each.
 
 Each pair of task and seed has a file in ``--folder``. If the file exists, the measurement is not repeated; a file with
-other updates or variants is refused.
-
-``--variant`` adds a variant or replaces one, for example ``--variant "half=UATRPO:shrinkage=0.5,n_projections=100"``.
-``--only`` leaves out all others but the one that the others are compared with, ``--reference``.
-
+other settings is refused. ``--only`` leaves out all other variants but shrinkage 0.75, in whose score all are measured.
 ``report.md`` in the folder has the table, and how each method's score changes without the uncertainty term (c = 0).
 """
 
-import argparse
-import ast
 import json
 import math
-import platform
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 import pandas as pd
-import stable_baselines3
 import torch as th
-from judge_study import markdown
+from command_line import parser_of, refuse_below
+from evidence import markdown
+from measuring import about, normalized
 from scipy.stats import ttest_1samp
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
 
-import sb3_uatrpo
 from sb3_uatrpo import UATRPO, MatchedTRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import rollout_batch
@@ -94,11 +84,10 @@ class Collector:
     def __init__(self, model: TrustRegionAlgorithm, env_id: str, seed: int) -> None:
         training = model.get_vec_normalize_env()
         assert training is not None
-        self.env = VecNormalize(make_vec_env(env_id, seed=seed), norm_reward=False, gamma=model.gamma)
+        self.env = normalized(env_id, seed=seed, gamma=model.gamma)
         self.env.obs_rms, self.env.training = training.obs_rms, False
-        self.probe = UATRPO(
-            "MlpPolicy", self.env, n_steps=model.n_steps, batch_size=model.batch_size, seed=seed, device="cpu"
-        )
+        sizes: dict[str, Any] = {"n_steps": model.n_steps, "batch_size": model.batch_size}
+        self.probe = UATRPO("MlpPolicy", self.env, **sizes, seed=seed, device="cpu")
         self.probe.policy = model.policy
         _, self.callback = self.probe._setup_learn(10**9)
 
@@ -204,23 +193,14 @@ def measure_checkpoint(
     return rows
 
 
-def measure(
-    env_id: str,
-    seed: int,
-    n_steps: int,
-    updates: list[int],
-    n_reference: int,
-    n_tests: int,
-    variants: dict[str, tuple[str, dict[str, Any]]],
-    path: Path,
-) -> None:
+def measure(env_id: str, seed: int, settings: dict[str, Any], path: Path) -> None:
     """Train once and measure at each checkpoint, for one task and seed."""
     warnings.filterwarnings("ignore", message=r".*The environment \S+ is out of date.*", category=DeprecationWarning)
     th.set_num_threads(1)
-    env = VecNormalize(make_vec_env(env_id, seed=seed), norm_reward=False, gamma=0.995)
+    env, n_steps, updates = normalized(env_id, seed=seed), settings["n_steps"], settings["updates"]
     batch_size = next(size for size in BATCH_SIZES if n_steps % size == 0)
     model = UATRPO("MlpPolicy", env, n_steps=n_steps, batch_size=batch_size, seed=seed, device="cpu")
-    candidates = Candidates(variants, env, seed)
+    candidates = Candidates(settings["variants"], env, seed)
     checkpoints = {}
     for previous, update in zip([0, *updates], updates, strict=False):
         for steps, candidates.watching in (
@@ -230,56 +210,35 @@ def measure(
             if steps > 0:
                 model.learn(steps * model.n_steps, callback=candidates, reset_num_timesteps=False)
         collector = Collector(model, env_id, seed=10_000 + 1000 * seed + update)
-        checkpoints[str(update)] = measure_checkpoint(candidates, collector, n_reference, n_tests)
+        checkpoints[str(update)] = measure_checkpoint(candidates, collector, *settings["rollouts"])
         print(f"{env_id}, seed {seed}: update {update} measured", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    versions = {
-        "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        **{module.__name__: module.__version__ for module in (sb3_uatrpo, stable_baselines3, gym, mujoco, th)},
-    }
-    record = {"env": env_id, "seed": seed, "n_steps": n_steps, "versions": versions, "checkpoints": checkpoints}
-    record |= {"rollouts": [n_reference, n_tests], "variants": variants}
-    path.write_text(json.dumps(record) + "\n")
+    record = {"env": env_id, "seed": seed, "versions": about(), "checkpoints": checkpoints}
+    path.write_text(json.dumps(record | settings) + "\n")
 
 
-def differs(
-    path: Path,
-    n_steps: int,
-    updates: list[int],
-    variants: Mapping[str, tuple[str, dict[str, Any]]],
-    rollouts: tuple[int, int],
-) -> str:
-    """How a file's options differ from these, as far as the file shows them; empty if they do not."""
+def other_setting(path: Path, settings: dict[str, Any]) -> str:
+    """:return: the name of a setting that a file was measured with another value of; empty if there is none"""
     record = json.loads(path.read_text())
     checkpoints = record["checkpoints"]
-    # files of earlier versions do not say
-    if (measured_with := record.get("n_steps", 1000)) != n_steps:
-        return f"--n-steps: {measured_with}"
-    if list(checkpoints) != list(map(str, updates)):
-        return f"--updates: {' '.join(checkpoints)}"
-    measured = set(next(iter(checkpoints.values())))
-    different = measured ^ {GRADIENT, *variants}
-    if "rollouts" in record:
-        # JSON has lists for tuples
-        given = json.loads(json.dumps(variants))
-        different |= {name for name in given if record["variants"].get(name) != given[name]}
-    if different:
-        return f"variants: {', '.join(sorted(different))}"
-    if record.get("rollouts", list(rollouts)) != list(rollouts):
-        return f"numbers of rollouts: {record['rollouts'][0]} for the reference, {record['rollouts'][1]} for tests"
-    return ""
+    names = [name for name in next(iter(checkpoints.values())) if name != GRADIENT]
+    # files of earlier versions do not say the others
+    measured = {"n_steps": 1000, "variants": {name: settings["variants"].get(name) for name in names}}
+    measured = settings | measured | record | {"updates": list(map(int, checkpoints))}
+    # JSON has lists for tuples
+    wanted = json.loads(json.dumps(settings))
+    return next((name for name in wanted if json.loads(json.dumps(measured[name])) != wanted[name]), "")
 
 
 def read(paths: list[Path]) -> pd.DataFrame:
     """One row for each task, seed, checkpoint and variant: means over the test rollouts."""
     rows = []
-    for path in paths:
-        record = json.loads(path.read_text())
+    for record in (json.loads(path.read_text()) for path in paths):
         for update, variants in record["checkpoints"].items():
+            place = {"env": record["env"], "seed": record["seed"], "update": int(update)}
             for name, values in variants.items():
                 means = {key: float(pd.Series(numbers).mean()) for key, numbers in values.items()}
-                place = {"env": record["env"], "seed": record["seed"], "update": int(update)}
-                rows.append({**place, "variant": name, **means})
+                rows.append(place | {"variant": name} | means)
     return pd.DataFrame(rows)
 
 
@@ -306,17 +265,13 @@ def compare(frame: pd.DataFrame, reference: str = REFERENCE) -> pd.DataFrame:
     return table.loc[frame["variant"].unique()]
 
 
-def report(frame: pd.DataFrame, reference: str = REFERENCE) -> str:
-    """
-    :param frame: from ``read``
-    :param reference: the variant that the others are compared with
-    :return: the page in Markdown
-    """
+def report(frame: pd.DataFrame) -> str:
+    """:return: the page in Markdown, from what ``read`` returns"""
 
     def rounded(value: float) -> str:
         return f"{value:.2f}" if math.isfinite(value) else ""
 
-    table = compare(frame, reference)
+    table = compare(frame)
     tasks = sorted(frame["env"].unique())
     rows = [
         {"estimator": name, **{task: rounded(row[task]) for task in tasks}}
@@ -327,7 +282,7 @@ def report(frame: pd.DataFrame, reference: str = REFERENCE) -> str:
     parts = [
         "# How good are directions?",
         "`python benchmarks/measure_direction_quality.py` writes this page; its docstring explains the measurement. "
-        f"{len(frame) // len(table)} policies. Scores are in units of that of {reference}; the KL ratio is a median.",
+        f"{len(frame) // len(table)} policies. Scores are in units of that of {REFERENCE}; the KL ratio is a median.",
         markdown(rows),
     ]
     pairs = [(name, f"{name}, c = 0") for name in table.index if f"{name}, c = 0" in table.index]
@@ -342,29 +297,15 @@ def report(frame: pd.DataFrame, reference: str = REFERENCE) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def parse_variant(text: str) -> tuple[str, tuple[str, dict[str, Any]]]:
-    name, separator, rest = text.partition("=")
-    cls, _, settings = rest.partition(":")
-    if not separator or cls not in CLASSES:
-        raise argparse.ArgumentTypeError(f"a variant is written NAME=UATRPO:shrinkage=0.5,…, but it is {text!r}")
-    try:
-        pairs = [pair.split("=") for pair in settings.split(",") if pair]
-        return name, (cls, {key.strip(): ast.literal_eval(value) for key, value in pairs})
-    except (ValueError, SyntaxError) as error:
-        raise argparse.ArgumentTypeError(f"the settings of {text!r} are not name=value: {error}") from error
-
-
 def main(args: list[str] | None = None) -> pd.DataFrame:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--env", nargs="+", default=["Hopper-v4", "HalfCheetah-v4", "Walker2d-v4"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[20, 21, 22])
     parser.add_argument("--n-steps", type=int, default=1000, help="steps per update")
     parser.add_argument("--updates", nargs="+", type=int, default=[30, 75, 150, 225, 300], help="in ascending order")
     parser.add_argument("--reference-rollouts", type=int, default=48)
     parser.add_argument("--test-rollouts", type=int, default=8)
-    parser.add_argument("--variant", nargs="*", type=parse_variant, default=[], help="NAME=CLASS:argument=value,…")
-    parser.add_argument("--only", nargs="+", help="names of variants")
-    parser.add_argument("--reference", default=REFERENCE, help="name of a variant")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="names of variants")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, default=Path("runs/direction_quality"))
     options = parser.parse_args(args)
@@ -373,46 +314,24 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
             parser.error(f"--env: Gymnasium knows no environment {env_id!r}")
     if sorted(set(options.updates)) != options.updates or options.updates[0] < 1:
         parser.error(f"--updates must ascend from at least 1, but they are {options.updates}")
-    for name, low in (("n_steps", 2), ("reference_rollouts", 1), ("test_rollouts", 1), ("jobs", 1)):
-        if getattr(options, name) < low:
-            parser.error(f"--{name.replace('_', '-')} must be at least {low}, but it is {getattr(options, name)}")
+    refuse_below(parser, options, n_steps=2, reference_rollouts=1, test_rollouts=1, jobs=1)
     updates = [max(1, round(update * 1000 / options.n_steps)) for update in options.updates]
     n_reference = math.ceil(options.reference_rollouts * 1000 / options.n_steps)
     if len(set(updates)) < len(updates):
         parser.error(f"--updates are too close together for --n-steps {options.n_steps}: {options.updates}")
-    variants = {**VARIANTS, **dict(options.variant)}
-    for option, names in (("--only", options.only or ()), ("--reference", [options.reference])):
-        if unknown := set(names) - set(variants):
-            parser.error(f"{option}: there is no variant {sorted(unknown)[0]!r}")
-    variants = {name: variants[name] for name in variants if name in {options.reference, *(options.only or variants)}}
+    settings = {"n_steps": options.n_steps, "updates": updates, "rollouts": [n_reference, options.test_rollouts]}
+    settings["variants"] = {name: VARIANTS[name] for name in VARIANTS if name in {REFERENCE, *options.only}}
     paths = {(env, seed): options.folder / f"{env}_{seed}.json" for seed in options.seeds for env in options.env}
     for path in paths.values():
-        if path.exists() and (
-            difference := differs(path, options.n_steps, updates, variants, (n_reference, options.test_rollouts))
-        ):
-            parser.error(f"{path} was measured with other {difference}: choose another --folder")
+        if path.exists() and (name := other_setting(path, settings)):
+            parser.error(f"{path} was measured with other {name}: choose another --folder")
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        futures = [
-            pool.submit(
-                measure,
-                env_id,
-                seed,
-                options.n_steps,
-                updates,
-                n_reference,
-                options.test_rollouts,
-                variants,
-                path,
-            )
-            for (env_id, seed), path in paths.items()
-            if not path.exists()
-        ]
-        for future in futures:
-            future.result()
+        missing = [(*run, settings, path) for run, path in paths.items() if not path.exists()]
+        list(pool.map(measure, *zip(*missing, strict=True)))
     frame = read(list(paths.values()))
-    table = compare(frame, options.reference)
+    table = compare(frame)
     print(table.to_string(float_format=lambda value: f"{value:.2f}"))
-    (options.folder / "report.md").write_text(report(frame, options.reference), encoding="utf-8")
+    (options.folder / "report.md").write_text(report(frame), encoding="utf-8")
     print(f"written: {options.folder / 'report.md'}")
     return table
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch as th
-from judge_study import markdown
+from evidence import markdown
 from measure_direction_quality import policy_estimates
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.env_util import make_vec_env

@@ -6,18 +6,27 @@ Run it on an idle machine: where other processes use the cores, threads wait for
     python benchmarks/measure_threads.py --widths 64 256 512
 """
 
-import argparse
 import statistics
 import time
 import warnings
+from functools import partial
 
 import torch as th
+from command_line import parser_of
+from measuring import in_turns
 
 from sb3_uatrpo import RECOMMENDED, UATRPO, plain_mlp
 
 
+def seconds_of_update(model: UATRPO, n_threads: int) -> float:
+    th.set_num_threads(n_threads)
+    start = time.perf_counter()
+    model.train()
+    return time.perf_counter() - start
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512], help="units of both layers")
     parser.add_argument("--n-steps", type=int, nargs="+", default=[2000, 8000], help="timesteps of an update")
     parser.add_argument("--env", default="HalfCheetah-v4")
@@ -32,15 +41,8 @@ def main() -> None:
             arguments = RECOMMENDED(n_steps=n_steps, policy_kwargs={"net_arch": [width, width]})
             model = UATRPO("MlpPolicy", options.env, **arguments, seed=0, device="cpu")
             model.learn(n_steps)
-            seconds: dict[int, list[float]] = {1: [], n_threads: []}
-            # they take turns, so that a slow minute of the machine hits both
-            for _ in range(options.repetitions):
-                for number, taken in seconds.items():
-                    th.set_num_threads(number)
-                    start = time.perf_counter()
-                    model.train()
-                    taken.append(time.perf_counter() - start)
-            one, more = (statistics.median(taken) for taken in seconds.values())
+            turns = {number: partial(seconds_of_update, model, number) for number in (1, n_threads)}
+            one, more = map(statistics.median, in_turns(turns, options.repetitions).values())
             print(f"| {width} | {n_steps:,} | {one:.3f} | {more:.3f} | {more / one:.2f} |", flush=True)
 
 

@@ -8,9 +8,10 @@ Of what an update logs, it keeps what a page or a report here shows, at four sig
 that a study has, since reports count those from 2 on.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
+
+from command_line import parser_of
 
 from sb3_uatrpo.study import Study, StudyError, read_study
 
@@ -28,7 +29,7 @@ def shortened(study: Study, further: list[str]) -> Study:
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="the study, all of whose runs can be read")
     parser.add_argument("output", type=Path, help="the folder of the tables; it may be the same")
     parser.add_argument("--also", nargs="+", default=[], help="further columns of the updates to keep")

@@ -6,35 +6,30 @@ UATRPO's preset beside Stable-Baselines3's PPO and sb3-contrib's TRPO with RL Zo
 
 It prints these tables, most with a row for each environment that has runs of UATRPO:
 
-- mean final returns, and the minutes that ``benchmark_recommended.py`` measured. Where there are several PPOs, the one
-  with the highest mean is shown. A star marks what UATRPO is significantly ahead of, and brackets hold the number of
-  runs where it is not the largest one.
+- mean final returns, of the best PPO where there are several, and the minutes that ``benchmark_recommended.py``
+  measured. A star marks what UATRPO is significantly ahead of; brackets, numbers of runs other than the largest.
 - the differences with 95% bootstrap intervals, and the p of Welch's test, corrected by Holm's method for six
   environments. Bold is significant: p < 0.05, and the bootstrap interval with the same correction excludes zero.
 - both for the last deterministic evaluations, the kind of figure that is usually published
-- UATRPO beside its controls, in final returns and in last evaluations: TRPO on the same code with the same
-  hyperparameters, and UATRPO without the uncertainty term. The median KL ratio is the actual KL divergence of a
-  proposed step over the estimated one, of UATRPO and of this TRPO.
+- UATRPO beside its controls: TRPO on the same code with the same hyperparameters, and UATRPO without the uncertainty
+  term. The KL ratio is that of actual and estimated KL divergence of a proposed step, of UATRPO and of this TRPO.
 - UATRPO on versions 4 and 5 of the environment
-- the p of each comparison: alone, corrected for six environments, and corrected for all twelve comparisons at once;
-  and how many leads are significant
-- over all environments, on the seeds that all methods have on each of them: the interquartile mean (IQM) of scores, and
-  how probably a run of UATRPO ends above one of the other method, with intervals (rliable's stratified bootstrap). A
-  score is the final return scaled so that in each environment the lowest of these runs has 0 and the highest 1.
+- the p of each comparison: alone, corrected for six environments and for all twelve comparisons, and how many lead
+- over all environments, on the seeds that all methods have: the interquartile mean (IQM) of scores, which are final
+  returns scaled from 0, the lowest of an environment, to 1, the highest; and how probably a run of UATRPO ends above
+  another method's, with intervals (rliable's stratified bootstrap).
 
 The figures show these aggregates beside learning curves, learning curves over minutes, and those of the controls.
 
-With ``--newer``, runs of UATRPO and of its controls in those folders replace all others on the same environments,
-because their hyperparameters have changed; those of PPO and TRPO have not, so all of their runs count. Without options,
-the tables have all runs with today's hyperparameters. ``--report`` writes them to ``report.md`` beside the figures,
-with the comparisons that were made before all of these runs existed.
+Runs of UATRPO and of its controls in ``--newer`` folders replace all others on the same environments, because their
+hyperparameters have changed; all runs of PPO and TRPO count. ``--report`` writes the tables of all committed runs to
+``report.md`` beside the figures, with the comparisons that were made before all of these runs existed.
 """
 
-import argparse
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,15 +37,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from judge_study import (
+from command_line import parser_of
+from evidence import (
     EVALUATION,
     FEW,
+    RESULTS,
     TRAINING,
+    Groups,
     holm,
     judge,
     markdown,
+    mean_of,
     of_updates,
     read_runs,
+    samples_of,
     with_evaluations,
 )
 from matplotlib.axes import Axes
@@ -60,9 +60,8 @@ from rliable import library, metrics
 
 from sb3_uatrpo.study import Study, StudyError
 from sb3_uatrpo.study.results import learning_curves, tabulate
-from sb3_uatrpo.study.statistics import Estimate, difference_of_means
+from sb3_uatrpo.study.statistics import Estimate
 
-RESULTS = Path(__file__).parent / "results"
 # In RESULTS. After the runs of the first three, Ant's λ was changed, and Swimmer's number of parallel environments
 FOLDERS, NEWER = ("recommended", "rivals", "more_seeds"), ("ant", "swimmer")
 # What was compared before, with the heading in the report
@@ -83,8 +82,6 @@ OF_OURS = (OURS, "trpo_matched")
 SIGNIFICANT = 0.05
 N_RESAMPLES = 2000
 
-# The runs, or their learning curves, of each environment and label
-Groups = Mapping[tuple[str, str], pd.DataFrame]
 # For each baseline, ``judge``'s table
 Judged = Mapping[str, pd.DataFrame]
 Minutes = Mapping[tuple[str, str], float]
@@ -97,10 +94,7 @@ def tasks_of(groups: Groups) -> list[str]:
 
 
 def best_of(groups: Groups, task: str, algorithm: str) -> str | None:
-    """
-    :return: the label of an algorithm or its variant with the highest mean final return; ``None`` without runs. Ours
-        has no variants.
-    """
+    """:return: the label of an algorithm or variant with the highest mean, None without runs; ours has no variants"""
     if algorithm == OURS:
         return OURS if (task, OURS) in groups else None
     labels = [label for env_id, label in groups if env_id == task and label.partition(" (")[0] == algorithm]
@@ -116,13 +110,8 @@ def judged_against(
     :param column: the returns to compare
     :return: ``judge``'s table of the environments where both have them, corrected for all environments
     """
-    samples = {}
-    for task, label in others.items():
-        if label and {(task, OURS), (task, label)} <= groups.keys():
-            ours, theirs = (groups[task, of][column].dropna().to_numpy() for of in (OURS, label))
-            if min(len(ours), len(theirs)) >= least:
-                samples[task] = (ours, theirs)
-    return judge(samples, difference_of_means, len(TASKS)) if samples else pd.DataFrame()
+    pairs = {task: (OURS, label) for task, label in others.items() if label}
+    return judge(samples_of(groups, pairs, column, least), n_tasks=len(TASKS))
 
 
 def judged_against_baselines(groups: Groups, column: str) -> Judged:
@@ -144,18 +133,15 @@ def tabulate_returns(groups: Groups, judged: Judged, minutes: Minutes, column: s
         labels = {algorithm: best_of(groups, task, algorithm) for algorithm in NAMES}
         row = {"environment": task}
         for algorithm, label in labels.items():
-            ahead = algorithm != OURS and task in judged[algorithm].index and judged[algorithm].loc[task]
-            marks = [
-                returns_of(groups, task, label, column) if label else "–",
-                r"\*" if ahead is not False and is_significant(ahead) and ahead.difference > 0 else "",
-                "†" if label not in (None, algorithm) else "",
-            ]
-            row[NAMES[algorithm]] = " ".join(filter(None, marks))
+            cell = returns_of(groups, task, label, column)
+            table = judged.get(algorithm, pd.DataFrame())
+            if task in table.index and is_significant(table.loc[task]) and table.loc[task].difference > 0:
+                cell += r" \*"
+            row[NAMES[algorithm]] = cell + (" †" if label not in (None, algorithm) else "")
         if minutes:
             timed = [minutes.get((task, label or algorithm)) for algorithm, label in labels.items()]
             # halves are rounded up
-            shown = ("–" if value is None else f"{value + 1e-9:.0f}" for value in timed)
-            row["minutes"] = ", ".join(shown)
+            row["minutes"] = ", ".join("–" if value is None else f"{value + 1e-9:.0f}" for value in timed)
         rows.append(row)
     return markdown(rows)
 
@@ -166,10 +152,7 @@ def tabulate_differences(groups: Groups, judged: Judged) -> str:
     for task in tasks_of(groups):
         counts = [len(groups[task, label]) if (label := best_of(groups, task, name)) else 0 for name in NAMES]
         row = {"environment": task, "runs": ", ".join(map(str, counts))}
-        for algorithm, table in judged.items():
-            known = task in table.index
-            row[f"minus {NAMES[algorithm]}"] = difference_of(table.loc[task], with_interval=True) if known else "–"
-        rows.append(row)
+        rows.append(row | {f"minus {NAMES[name]}": difference_of(table, task, True) for name, table in judged.items()})
     return markdown(rows)
 
 
@@ -181,9 +164,11 @@ def tabulate_controls(study: Study, groups: Groups, column: str = TRAINING) -> s
         row = {"environment": task, "UATRPO": returns_of(groups, task, OURS, column)}
         for label, name in CONTROLS.items():
             row[name] = returns_of(groups, task, label, column)
-            known = task in judged[label].index
-            row[f"minus {name}"] = difference_of(judged[label].loc[task]) if known else "–"
-        row["median KL ratio"] = ", ".join(median_kl_ratio(study, groups, task, label) for label in (OURS, MATCHED))
+            row[f"minus {name}"] = difference_of(judged[label], task)
+        row["median KL ratio"] = ", ".join(
+            of_updates(study, groups[task, label], "kl_ratio", np.median, ".2f") if (task, label) in groups else "–"
+            for label in (OURS, MATCHED)
+        )
         rows.append(row)
     return markdown(rows)
 
@@ -191,45 +176,45 @@ def tabulate_controls(study: Study, groups: Groups, column: str = TRAINING) -> s
 def tabulate_versions(groups: Groups) -> str:
     """UATRPO on version 4 and version 5 of each environment: a table in Markdown."""
     rows = []
-    for task in tasks_of(groups):
-        name, _, _ = task.rpartition("-")
+    for name in (task.rpartition("-")[0] for task in tasks_of(groups)):
         rows.append({"environment": name, **{f"version {n}": returns_of(groups, f"{name}-v{n}", OURS) for n in (4, 5)}})
     return markdown(rows)
 
 
+def corrected(judged: Judged) -> pd.DataFrame:
+    """All comparisons by baseline and environment, with ``p`` as it is, for six environments, and for all twelve."""
+    tables = {algorithm: table for algorithm, table in judged.items() if not table.empty}
+    if not tables:
+        return pd.DataFrame()
+    compared = pd.concat(tables, names=["algorithm"])
+    p = compared["Welch's p"]
+    return compared.assign(**{"p": p, "for six": compared["Holm's p"], "for twelve": holm(p, 2 * len(TASKS))})
+
+
 def tabulate_p_values(judged: Mapping[str, Judged]) -> str:
-    """
-    Each comparison with a baseline, and what corrections make of its p, in training and in evaluations: a table in
-    Markdown, or nothing without any.
-    """
+    """Each comparison with a baseline, and what corrections make of its p: a table in Markdown, or nothing without."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for kind, by_algorithm in judged.items():
-        tables = {algorithm: table for algorithm, table in by_algorithm.items() if not table.empty}
-        if not tables:
-            continue
-        compared = pd.concat(tables, names=["algorithm"])
-        for_all = holm(compared["Welch's p"], len(BASELINES) * len(TASKS))
-        for (algorithm, task), row in compared.sort_values("Welch's p").iterrows():
+        table = corrected(by_algorithm)
+        for (algorithm, task), row in (table if table.empty else table.sort_values("p")).iterrows():
             cells = rows.setdefault((task, algorithm), {"environment": task, "against": NAMES[algorithm]})
-            cells[f"{kind}: p"] = in_words(row["Welch's p"])
-            cells[f"{kind}: for six"] = in_words(row["Holm's p"])
-            cells[f"{kind}: for twelve"] = in_words(for_all[algorithm, task])
-    return markdown(list(rows.values())) if rows else ""
+            cells |= {f"{kind}: {name}": in_words(row[name]) for name in ("p", "for six", "for twelve")}
+    return markdown(list(rows.values()))
 
 
 def count_leads(judged: Mapping[str, Judged]) -> str:
     """How many comparisons UATRPO leads significantly by Welch's test: a table in Markdown, or nothing without any."""
-    counts: dict[str, dict[str, int]] = {"corrected for six environments": {}, "corrected for twelve comparisons": {}}
-    for kind, by_algorithm in judged.items():
-        tables = [table for table in by_algorithm.values() if not table.empty]
-        if not tables:
-            return ""
-        compared = pd.concat(tables)
-        all_p = pd.Series(compared["Welch's p"].to_numpy())
-        corrected = (compared["Holm's p"].to_numpy(), holm(all_p, len(BASELINES) * len(TASKS)).to_numpy())
-        for of_kind, p in zip(counts.values(), corrected, strict=True):
-            of_kind[kind] = int(np.sum((p < SIGNIFICANT) & (compared.difference > 0)))
-    return markdown([{"Welch's test": name, **of} for name, of in counts.items()])
+    tables = {kind: corrected(by_algorithm) for kind, by_algorithm in judged.items()}
+    if any(table.empty for table in tables.values()):
+        return ""
+    names = {"for six": "corrected for six environments", "for twelve": "corrected for twelve comparisons"}
+    return markdown(
+        [
+            {"Welch's test": name}
+            | {kind: sum((of[column] < SIGNIFICANT) & (of.difference > 0)) for kind, of in tables.items()}
+            for column, name in names.items()
+        ]
+    )
 
 
 def common_scores(groups: Groups) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -239,21 +224,16 @@ def common_scores(groups: Groups) -> tuple[dict[str, np.ndarray], list[int]]:
 
     :return: for each method (``n_runs x n_environments``), and the seeds; nothing without such seeds
     """
-    tasks = tasks_of(groups)
-    labels = {algorithm: [best_of(groups, task, algorithm) or "" for task in tasks] for algorithm in NAMES}
-    if not all(label for of_tasks in labels.values() for label in of_tasks):
+    labels = {(task, name): best_of(groups, task, name) for task in tasks_of(groups) for name in NAMES}
+    if None in labels.values():
         return {}, []
-    runs = {
-        algorithm: [groups[task, label].set_index("seed").final_return for task, label in zip(tasks, of, strict=True)]
-        for algorithm, of in labels.items()
-    }
-    seeds = sorted(set.intersection(*(set(of_task.index) for of in runs.values() for of_task in of)))
+    runs = {key: groups[key[0], label or ""].set_index("seed").final_return for key, label in labels.items()}
+    seeds = sorted(set.intersection(*(set(returns.index) for returns in runs.values())))
     if len(seeds) < 2:
         return {}, []
-    returns = {NAMES[algorithm]: np.stack([of_task[seeds] for of_task in of], axis=1) for algorithm, of in runs.items()}
-    every = np.concatenate(list(returns.values()))
-    low, high = every.min(axis=0), every.max(axis=0)
-    return {name: (values - low) / (high - low) for name, values in returns.items()}, seeds
+    returns = np.array([[runs[task, name][seeds] for task in tasks_of(groups)] for name in NAMES])
+    low, high = (bound(returns, axis=(0, 2), keepdims=True) for bound in (np.min, np.max))
+    return dict(zip(NAMES.values(), ((returns - low) / (high - low)).swapaxes(1, 2), strict=True)), seeds
 
 
 def aggregates(scores: Mapping[str, np.ndarray]) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
@@ -285,37 +265,28 @@ def aggregates(scores: Mapping[str, np.ndarray]) -> tuple[dict[str, Estimate], d
 
 def tabulate_aggregates(means: Mapping[str, Estimate], improvements: Mapping[str, Estimate]) -> str:
     """A table in Markdown, or nothing without estimates."""
-    if not means:
-        return ""
-    rows = [{"": f"IQM of {name}", "value": in_interval(of)} for name, of in means.items()]
+    estimates = {f"IQM of {name}": estimate for name, estimate in means.items()}
+    estimates |= {f"probability of improvement {name}": estimate for name, estimate in improvements.items()}
     return markdown(
-        rows + [{"": f"probability of improvement {k}", "value": in_interval(v)} for k, v in improvements.items()]
+        [{"": name, "value": f"{of.value:.2f} ({of.low:.2f} to {of.high:.2f})"} for name, of in estimates.items()]
     )
 
 
-def in_interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
-
-
-def returns_of(groups: Groups, task: str, label: str, column: str = TRAINING) -> str:
+def returns_of(groups: Groups, task: str, label: str | None, column: str = TRAINING) -> str:
     """Mean ± standard error, with the number of runs in brackets if other methods or environments have more."""
-    if (task, label) not in groups or (returns := groups[task, label][column].dropna()).empty:
+    returns = groups[task, label][column].dropna() if label and (task, label) in groups else pd.Series(dtype=float)
+    is_few = 0 < len(returns) < max(map(len, groups.values()))
+    return mean_of(returns) + (f" [{len(returns)}]" if is_few else "")
+
+
+def difference_of(table: pd.DataFrame, task: str, with_interval: bool = False) -> str:
+    """A row of ``judge``'s table; a dash where there is none."""
+    if task not in table.index:
         return "–"
-    error = f" ± {returns.sem():,.0f}" if len(returns) > 1 else ""
-    few = f" [{len(returns)}]" if len(returns) < max(map(len, groups.values())) else ""
-    return f"{returns.mean():,.0f}{error}{few}"
-
-
-def median_kl_ratio(study: Study, groups: Groups, task: str, label: str) -> str:
-    runs = groups.get((task, label))
-    return "–" if runs is None else of_updates(study, runs, "kl_ratio", np.median, ".2f")
-
-
-def difference_of(row: pd.Series, with_interval: bool = False) -> str:
-    difference = f"{row.difference:+,.0f}"
+    row = table.loc[task]
+    mark, p = "**" if is_significant(row) else "", in_words(row["Holm's p"])
     interval = f" ({row.low:,.0f} to {row.high:,.0f})" if with_interval else ""
-    p = in_words(row["Holm's p"])
-    return f"{f'**{difference}**' if is_significant(row) else difference}{interval}, p {p if p[0] == '<' else f'= {p}'}"
+    return f"{mark}{row.difference:+,.0f}{mark}{interval}, p {p if p[0] == '<' else f'= {p}'}"
 
 
 def in_words(p: float) -> str:
@@ -348,45 +319,40 @@ def draw_recommended(
         draw_estimates(below, improvements, {})
         below.axvline(0.5, color="0.2", linewidth=0.8, zorder=0)
         below.set(title="Probability of improvement", xlabel="pairs in which UATRPO ends higher")
-    right.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
+    add_legend(right, style)
     return figure
 
 
 def draw_minutes(groups: Groups, curves: Groups, minutes: Minutes) -> Figure:
     """Mean training returns over minutes."""
-    tasks = tasks_of(groups)
-    style = styles(NAMES.values())
-    figure, axes = one_row(len(tasks))
-    for ax, task in zip(axes, tasks, strict=True):
+
+    def draw(ax: Axes, task: str, style: Styles) -> None:
         for algorithm, name in NAMES.items():
             label = best_of(groups, task, algorithm)
             per_million = minutes.get((task, label or algorithm))
             if label and per_million is not None:
                 mean = curves[task, label].groupby("step")["return"].mean()
                 ax.plot(mean.index / 1e6 * per_million, mean, **style[name])
-        ax.set(title=task, xlabel="minutes", ylabel="training return" if task == tasks[0] else "")
-        ax.set_xlim(left=0)
-        ax.grid(alpha=0.3)
-    figure.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
-    return figure
+        name_axes(ax, task, "minutes")
+
+    return in_a_row(tasks_of(groups), NAMES.values(), draw)
 
 
 def draw_controls(groups: Groups, curves: Groups) -> Figure:
     """Learning curves of UATRPO and its controls."""
-    tasks = tasks_of(groups)
     labels = {NAMES[OURS]: OURS, **{name: label for label, name in CONTROLS.items()}}
-    style = styles(labels)
-    figure, axes = one_row(len(tasks))
-    for ax, task in zip(axes, tasks, strict=True):
-        draw_curves(ax, curves, task, labels, style)
-    figure.legend(handles=entries(style), loc="outside upper center", ncols=len(style))
-    return figure
+    return in_a_row(tasks_of(groups), labels, lambda ax, task, style: draw_curves(ax, curves, task, labels, style))
 
 
-def one_row(n: int) -> tuple[Figure, list[Axes]]:
+def in_a_row(tasks: list[str], names: Iterable[str], draw: Callable[[Axes, str, Styles], None]) -> Figure:
+    """A panel for each environment."""
     # as wide as the legend at least
-    figure = Figure(figsize=(max(2.6 * n, 6.0), 2.9), layout="constrained")
-    return figure, list(figure.subplots(1, n, squeeze=False).flat)
+    figure = Figure(figsize=(max(2.6 * len(tasks), 6.0), 2.9), layout="constrained")
+    style = styles(names)
+    for ax, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
+        draw(ax, task, style)
+    add_legend(figure, style)
+    return figure
 
 
 def draw_curves(ax: Axes, curves: Groups, task: str, labels: Mapping[str, str | None], style: Styles) -> None:
@@ -400,12 +366,16 @@ def draw_curves(ax: Axes, curves: Groups, task: str, labels: Mapping[str, str | 
             sns.lineplot(**common, **style[name], errorbar="se", linewidth=1.8, zorder=3)
             run = {"units": "run", "estimator": None, "color": style[name]["color"]}
             sns.lineplot(**common, **run, alpha=0.4, linewidth=0.6, zorder=1)
-    place = ax.get_subplotspec()
-    ax.set(title=task, xlabel="timesteps", ylabel="training return" if place and place.is_first_col() else "")
     ax.margins(x=0)
-    ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.xaxis.set_major_locator(MaxNLocator(4))
+    name_axes(ax, task, "timesteps")
+
+
+def name_axes(ax: Axes, task: str, xlabel: str) -> None:
+    place = ax.get_subplotspec()
+    ax.set(title=task, xlabel=xlabel, ylabel="training return" if place and place.is_first_col() else "")
+    ax.set_xlim(left=0)
     ax.grid(alpha=0.3)
 
 
@@ -418,10 +388,10 @@ def draw_estimates(ax: Axes, estimates: Mapping[str, Estimate], style: Styles) -
     ax.set(xlim=(0, 1), ylim=(len(estimates) - 0.5, -0.5))
 
 
-def entries(style: Styles) -> list[Any]:
-    """:return: the legend's lines"""
+def add_legend(figure: Any, style: Styles) -> None:
     ax = Figure().subplots()
-    return [ax.plot([], [], **of, label=name)[0] for name, of in style.items()]
+    lines = [ax.plot([], [], **of, label=name)[0] for name, of in style.items()]
+    figure.legend(handles=lines, loc="outside upper center", ncols=len(style))
 
 
 def runs_in(folders: list[Path], newer_folders: list[Path], tasks: list[str]) -> tuple[Study, Groups]:
@@ -449,10 +419,8 @@ def runs_in(folders: list[Path], newer_folders: list[Path], tasks: list[str]) ->
 
 def tables_of(study: Study, groups: Groups, minutes: Minutes) -> dict[str, str]:
     """:return: the tables in Markdown by their headings in the report"""
-    judged = {
-        "training": judged_against_baselines(groups, TRAINING),
-        "evaluation": judged_against_baselines(groups, EVALUATION),
-    }
+    columns = {"training": TRAINING, "evaluation": EVALUATION}
+    judged = {kind: judged_against_baselines(groups, column) for kind, column in columns.items()}
     return {
         "Final returns": tabulate_returns(groups, judged["training"], minutes),
         "Differences of final returns": tabulate_differences(groups, judged["training"]),
@@ -491,24 +459,12 @@ def report(groups: Groups, tables: Mapping[str, str], earlier: Mapping[str, list
 
 def main(args: list[str] | None = None) -> dict[str, str]:
     """:return: the tables by their headings"""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, nargs="+", help=f"default: {', '.join(FOLDERS)}")
-    parser.add_argument(
-        "--newer",
-        type=Path,
-        nargs="+",
-        help=f"our runs here replace those of --folder; default: none with --folder, and {', '.join(NEWER)} without",
-    )
+    parser.add_argument("--newer", type=Path, nargs="+", help=f"default without --folder: {', '.join(NEWER)}")
     parser.add_argument("--env", nargs="+", choices=TASKS, default=TASKS, help="the environments; default: all six")
-    parser.add_argument(
-        "--minutes",
-        type=Path,
-        default=RESULTS / "recommended" / "minutes.json",
-        help="what benchmark_recommended.py wrote for today's hyperparameters; none leaves them out",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "recommended", help="the folder of the figures and of the report"
-    )
+    parser.add_argument("--minutes", type=Path, default=RESULTS / "recommended/minutes.json", help="none: no minutes")
+    parser.add_argument("--output", type=Path, default=RESULTS / "recommended", help="for the figures and the report")
     parser.add_argument("--report", action="store_true", help="write report.md, with the earlier comparisons")
     options = parser.parse_args(args)
     if options.report and (options.folder or options.newer):
@@ -529,12 +485,9 @@ def main(args: list[str] | None = None) -> dict[str, str]:
     print("\n\n".join(f"{name}\n\n{table}" for name, table in tables.items()))
     options.output.mkdir(parents=True, exist_ok=True)
     curves: Groups = dict(list(learning_curves(study).groupby(["env", "label"])))
-    figures = {
-        "recommended": draw_recommended(groups, curves, means, improvements),
-        "controls": draw_controls(groups, curves),
-    }
-    if minutes:
-        figures["minutes"] = draw_minutes(groups, curves, minutes)
+    figures = {"recommended": draw_recommended(groups, curves, means, improvements)}
+    figures |= {"controls": draw_controls(groups, curves)}
+    figures |= {"minutes": draw_minutes(groups, curves, minutes)} if minutes else {}
     for name, figure in figures.items():
         figure.savefig(options.output / f"{name}.png", dpi=120)
     if options.report:

@@ -8,27 +8,22 @@ the mean training return over the whole run and less noisy than the end; the cri
 policy's mean standard deviation in the last fifth of the updates; and the mean KL divergence of an update. Returns and
 areas are means with their standard errors.
 
-    python benchmarks/tabulate_search.py --folder benchmarks/results/search --rivals benchmarks/results/rivals \\
-        --env HalfCheetah-v4 Walker2d-v4 Ant-v4 --seeds 100 101 102 103
-
-ranks the settings that have runs with all of these seeds in all of these environments instead, by their normalised
-score: the final return in units of the mean final return of the better of PPO and TRPO. It gives the area in the same
-units, and marks a setting that is behind ``--base`` by two standard errors of the difference, in either, by †.
-
     python benchmarks/tabulate_search.py --report
 
-writes all of this for the committed search to ``report.md`` in its folder, and for each change of the preset the
-difference that it made.
+writes this for the committed search to ``report.md`` in its folder, with two more kinds of table. One ranks the
+settings that have runs with all seeds in all three environments, by final return and by area in units of the mean final
+return of the better of PPO and TRPO; † marks what is behind the preset by two standard errors of the difference, in
+either. The other gives, for each change of the preset, the difference that it made.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from judge_study import markdown, read_runs
+from command_line import parser_of
+from evidence import RESULTS, markdown, mean_of, of_updates, read_runs
 
 from sb3_uatrpo.study import Study, StudyError
 from sb3_uatrpo.study.results import learning_curves, tabulate
@@ -36,7 +31,6 @@ from sb3_uatrpo.study.results import learning_curves, tabulate
 # The tasks on which the main candidates were compared, and their seeds
 TASKS = ["HalfCheetah-v4", "Walker2d-v4", "Ant-v4"]
 SEEDS = [100, 101, 102, 103]
-RESULTS = Path(__file__).parent / "results"
 # The preset, in the search and in the runs of a million timesteps
 CHOSEN = "batches of 2000 and target_kl 0.02"
 CHOSEN_FOR_A_MILLION = ("base", f"{CHOSEN} and log_std -1")
@@ -44,22 +38,8 @@ CHOSEN_FOR_A_MILLION = ("base", f"{CHOSEN} and log_std -1")
 FROM_ELSEWHERE = ("base", "log_std -1", "γ 0.99 λ 0.95 log_std -1", "γ 0.99 λ 0.95 log_std -2", "γ 0.9999 λ 0.99")
 
 
-def of_last_updates(study: Study, runs: pd.DataFrame, key: str, share: float) -> str:
-    """Mean of a logged value over the last updates of all runs; a dash if there is none."""
-    updates = study.updates[study.updates.run.isin(runs.index)].reindex(columns=["run", key])
-    by_run = updates.groupby("run").run
-    last = updates[by_run.cumcount() >= (by_run.transform("size") * (1 - share)).astype(int)]
-    known = last[key][np.isfinite(last[key].astype(float))]
-    return f"{known.mean():.2g}" if len(known) else "–"
-
-
 def name_of(label: str) -> str:
     return label.removeprefix("uatrpo").strip(" ()") or "base"
-
-
-def mean_of(values: pd.Series) -> str:
-    """Mean over runs, with its standard error if there are several."""
-    return f"{np.mean(values):,.0f}" + (f" ± {values.sem():,.0f}" if len(values) > 1 else "")
 
 
 def finished_runs(folder: Path) -> Study:
@@ -85,9 +65,9 @@ def tabulate_settings(study: Study) -> str:
             "final return": mean_of(group.final_return),
             "of each run": ", ".join(f"{value:,.0f}" for value in group.final_return),
             "area": mean_of(group.area),
-            "explained variance": of_last_updates(study, group, "explained_variance", 0.2),
-            "std": of_last_updates(study, group, "std", 0.2),
-            "KL": of_last_updates(study, group, "kl_divergence_loss", 1.0),
+            "explained variance": of_updates(study, group, "explained_variance", np.mean, ".2g", last=0.2),
+            "std": of_updates(study, group, "std", np.mean, ".2g", last=0.2),
+            "KL": of_updates(study, group, "kl_divergence_loss", np.mean, ".2g"),
         }
         rows.append((task, -group.area.mean(), row))
     return markdown([row for *_, row in sorted(rows, key=lambda of: of[:2])])
@@ -143,7 +123,7 @@ def tabulate_objective(
         | {"normalised score": with_error(*scores), "by area": with_error(*by_area)}
         for name, (cells, scores, by_area) in ordered
     ]
-    return markdown(table) if table else ""
+    return markdown(table)
 
 
 def tabulate_changes(runs: pd.DataFrame, base: str, left_out: Sequence[str]) -> str:
@@ -205,12 +185,8 @@ def report(search: Path, baselines: Path) -> str:
 
 
 def main(args: list[str] | None = None) -> str:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/search"))
-    parser.add_argument("--rivals", type=Path, help="the folder of PPO's and TRPO's runs; ranks by normalised score")
-    parser.add_argument("--env", nargs="+", default=TASKS, help="the environments to rank by")
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="the seeds to rank by")
-    parser.add_argument("--base", default="", help="the setting that the others are compared with")
+    parser = parser_of(__doc__)
+    parser.add_argument("--folder", type=Path, default=RESULTS / "search")
     parser.add_argument("--report", action="store_true", help="write report.md of the committed search")
     options = parser.parse_args(args)
     if options.report:
@@ -218,22 +194,9 @@ def main(args: list[str] | None = None) -> str:
         (RESULTS / "search" / "report.md").write_text(page, encoding="utf-8")
         return page
     try:
-        study = finished_runs(options.folder)
+        table = tabulate_settings(finished_runs(options.folder))
     except StudyError as error:
         parser.error(f"--folder: {error}")
-    if options.rivals is None:
-        table = tabulate_settings(study)
-    else:
-        try:
-            rivals = finished_runs(options.rivals).runs
-        except StudyError as error:
-            parser.error(f"--rivals: {error}")
-        if missing := sorted(set(options.env) - set(rivals.env)):
-            parser.error(f"--env: neither PPO nor TRPO has runs on {', '.join(missing)}")
-        table = tabulate_objective(study.runs, rivals, options.env, options.seeds, options.base)
-        if not table:
-            seeds, tasks = ", ".join(map(str, options.seeds)), ", ".join(options.env)
-            parser.error(f"--env, --seeds: no setting has runs of {seeds} on each of {tasks}")
     print(table)
     return table
 

@@ -1,10 +1,8 @@
 """The policy as a function of the actor's parameters θ: what an update evaluates, and how it moves them."""
 
-import copy
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -18,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates, parts_of
 from sb3_uatrpo.core.layers import LayeredLinearization
-from sb3_uatrpo.families import check_distribution, family_of
+from sb3_uatrpo.families import check_distribution, empty_copy, family_of, wrapped_by
 from sb3_uatrpo.plain import GradientHooks, as_plain_mlp
-from sb3_uatrpo.policies import evaluate_actions
+from sb3_uatrpo.policies import evaluate_actions, masks_of
 
 #: What the graph of one timestep's head is taken to keep where it cannot be measured.
 UNKNOWN_BYTES = 2**16
@@ -107,8 +105,7 @@ class Actor:
     def distribution_of_its_own(self) -> Iterator[None]:
         """Give the policy a copy of its distribution, and drop it afterwards, with the graph that it then has."""
         distribution = self.policy.action_dist
-        copied: Any = copy.copy(distribution)
-        copied.distribution = None
+        copied = empty_copy(distribution)
         try:
             self.policy.action_dist = copied
             yield
@@ -174,7 +171,7 @@ class Actor:
             return True
         timesteps = batch[self._parts(len(batch))[0]]
         with th.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []), th.no_grad():
-            actions, _, forward_log_probs = self.policy(timesteps.observations)
+            actions, _, forward_log_probs = self.policy(timesteps.observations, **masks_of(self.policy, timesteps))
             acted = replace(timesteps, actions=actions.reshape(timesteps.actions.shape).to(timesteps.actions.dtype))
             evaluated, again = self._evaluate(acted)[1], self._evaluate(acted)[1]
         # a policy may draw random numbers beside its actions: what differs by no more than them is no disagreement
@@ -222,15 +219,17 @@ class Actor:
 
     def _evaluate(self, timesteps: Batch) -> tuple[th.Tensor, th.Tensor]:
         """h, shape ``(n, k)``, with its graph, and the log-probabilities of the timesteps' actions, shape ``(n,)``."""
-        _, log_probs, _ = evaluate_actions(self.policy, timesteps.observations, timesteps.actions)
+        _, log_probs, _ = evaluate_actions(self.policy, timesteps)
         distribution = self.policy.action_dist
-        if distribution.distribution is None:
+        if not wrapped_by(distribution):
             raise _wrong_distribution("evaluate_actions leaves no distribution in action_dist")
         check_distribution(distribution, self._kind)
         return self.family.vector(distribution), log_probs.flatten()
 
     def _head_vector(self, timesteps: Batch) -> th.Tensor:
-        return self._evaluate(timesteps)[0] if self._layers is None else self._layers.head(timesteps.observations)
+        if self._layers is None:
+            return self._evaluate(timesteps)[0]
+        return self._layers.head(timesteps.observations, timesteps.action_masks)
 
     def heads(self, batch: Batch) -> th.Tensor:
         """:return: h of every step at the policy's current parameters, without a graph, shape ``(n, k)``"""
@@ -239,7 +238,9 @@ class Actor:
 
     def linearize(self, timesteps: Batch) -> Linearization:
         """:return: the head of timesteps whose graph fits into memory, as a linear function of θ around θ_k"""
-        chain = None if self._layers is None else self._layers.linearize(timesteps.observations, self.params)
+        chain = None
+        if self._layers is not None:
+            chain = self._layers.linearize(timesteps.observations, self.params, timesteps.action_masks)
         head = self._head_vector(timesteps) if chain is None else chain[0]
         fixed = head.detach()
         scores = timesteps.advantages[:, None] * self.family.score(fixed, timesteps.actions)

@@ -1,4 +1,4 @@
-"""Rollout buffer → critic: epochs of minibatch regression on the returns. They leave the actor as it is."""
+"""Rollout buffer → critic: epochs of minibatch regression on the returns. They leave θ as it is."""
 
 import math
 import warnings
@@ -71,7 +71,7 @@ def _graph_gradients(
     finite. By autograd, for any policy.
     """
     for samples in rollout_buffer.get(batch_size):
-        values = evaluate_actions(policy, samples.observations, samples.actions)[0].flatten()
+        values = evaluate_actions(policy, samples)[0].flatten()
         # torch 2.8 does not differentiate the error of two types
         dtype = th.promote_types(values.dtype, samples.returns.dtype)
         loss = F.mse_loss(values.to(dtype), samples.returns.to(dtype))

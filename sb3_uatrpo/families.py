@@ -9,6 +9,7 @@ To support another distribution, write its family and register it in ``_SUPPORTE
 compares the family with ``tests/reference.py``.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -97,7 +98,8 @@ class GaussianFamily(Family):
 
 class CategoricalFamily(Family):
     """
-    Independent categorical distributions, h = their logits side by side, H = diag(p) - pp' for each.
+    Independent categorical distributions, h = their logits side by side, H = diag(p) - pp' for each. Choices that a
+    mask forbids have p = 0, so they drop out of H, of scores and of the KL divergence.
 
     :param sizes: number of choices of each distribution
     """
@@ -106,8 +108,7 @@ class CategoricalFamily(Family):
         self.sizes = [int(size) for size in sizes]
 
     def vector(self, distribution: Any) -> th.Tensor:
-        parts = distribution.distribution
-        return th.cat([part.logits for part in parts] if isinstance(parts, list) else [parts.logits], dim=-1)
+        return th.cat([part.logits for part in wrapped_by(distribution)], dim=-1)
 
     def _log_softmax(self, head: th.Tensor) -> list[th.Tensor]:
         return [part.log_softmax(dim=-1) for part in head.split(self.sizes, dim=-1)]
@@ -181,6 +182,35 @@ _SUPPORTED: dict[type[Distribution], tuple[Callable[[Any], Family], type[th.dist
 _LOG_PROBS = {kind: kind.log_prob for kind in _SUPPORTED}
 
 
+def support(
+    kind: type[Distribution], make_family: Callable[[Any], Family], wrapped: type[th.distributions.Distribution]
+) -> None:
+    """
+    Support the distributions of one more type.
+
+    :param kind: their exact type
+    :param make_family: takes a distribution and returns its family
+    :param wrapped: the torch distribution that they wrap
+    """
+    _SUPPORTED[kind], _LOG_PROBS[kind] = (make_family, wrapped), kind.log_prob
+
+
+def wrapped_by(distribution: Any) -> list[Any]:
+    """:return: the torch distributions that one of Stable-Baselines3 or sb3-contrib wraps, none before its first use"""
+    # sb3-contrib's name for several
+    inner = getattr(distribution, "distributions", None) or distribution.distribution
+    return inner if isinstance(inner, list) else [] if inner is None else [inner]
+
+
+def empty_copy(distribution: Any) -> Any:
+    """:return: a copy of a distribution of Stable-Baselines3 or sb3-contrib that wraps nothing"""
+    copied = copy.copy(distribution)
+    copied.distribution = None
+    if hasattr(copied, "distributions"):
+        copied.distributions = []
+    return copied
+
+
 def family_of(distribution: Any) -> Family:
     """
     :param distribution: a Stable-Baselines3 action distribution, such as a policy's ``action_dist``
@@ -209,8 +239,7 @@ def check_distribution(distribution: Any, expected: type[Distribution]) -> None:
         would misread it
     """
     wrapped = _SUPPORTED[expected][1]
-    inner = distribution.distribution
-    parts = inner if isinstance(inner, list) else [inner]
+    parts = wrapped_by(distribution)
     if type(distribution) is not expected or not all(_is_a(part, wrapped) for part in parts):
         kinds = " and ".join(sorted({type(part).__name__ for part in parts}))
         raise UnsupportedDistributionError(

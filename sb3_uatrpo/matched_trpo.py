@@ -1,11 +1,11 @@
 """
-MatchedTRPO: how TRPO finds a direction and its length. Everything else is UATRPO's.
+MatchedTRPO: how TRPO finds a direction and its length. The update is otherwise that of UATRPO.
 
 RL Zoo's name for the class is ``trpo_matched``, so that it stands beside ``trpo`` in tables and folders.
 """
 
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -16,8 +16,6 @@ from sb3_uatrpo.arguments import Rule, check_integer, check_rate, check_real, ex
 from sb3_uatrpo.core.conjugate_gradient import conjugate_gradient
 from sb3_uatrpo.core.step_length import step_length
 from sb3_uatrpo.trust_region_algorithm import Direction, Length, PolicyEstimates, TrustRegionAlgorithm
-
-SelfMatchedTRPO = TypeVar("SelfMatchedTRPO", bound="MatchedTRPO")
 
 
 class MatchedTRPO(TrustRegionAlgorithm):

@@ -1,4 +1,4 @@
-"""Observations are arrays or tensors, or dicts of them."""
+"""Functions of observations, which are arrays or tensors, or dicts of them."""
 
 from collections.abc import Callable
 from typing import Any

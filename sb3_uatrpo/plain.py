@@ -3,11 +3,12 @@ Is it plain? Where policy, rollout buffer and optimizer are no more than Stable-
 the memory of the parameters: in rollouts, in the products with F̂ and Σ̂, and in the critic's epochs. Where users added
 something, Stable-Baselines3's and torch's own code runs.
 
-All such questions are asked here. They need private names of torch, which occur nowhere else.
+All questions of this kind are asked here, and gradient hooks are detached. Both need private names of torch, which
+occur nowhere else.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution, Distribution
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
@@ -29,13 +30,27 @@ from sb3_uatrpo.plain_mlp import PlainMLP
 from sb3_uatrpo.policies import MlpPolicy
 
 # Exact types, since a subclass may do anything.
-_MODULES = {
-    MlpPolicy, ActorCriticPolicy, FlattenExtractor, MlpExtractor, nn.Flatten, nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU
-}  # fmt: skip
+_POLICIES: dict[type[BasePolicy], tuple[type[Distribution], ...]] = dict.fromkeys(
+    (MlpPolicy, ActorCriticPolicy), (DiagGaussianDistribution, CategoricalDistribution)
+)
+_PARTS = {FlattenExtractor, MlpExtractor, nn.Flatten, nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU}
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: TANH, nn.ReLU: RELU}
-_BUFFERS = (RolloutBuffer, DictRolloutBuffer, LeanRolloutBuffer)
+_BUFFERS: set[type[RolloutBuffer]] = {RolloutBuffer, DictRolloutBuffer, LeanRolloutBuffer}
 _READING = ("get", "_get_samples", "to_torch")
-_SB3_READING = {getattr(kind, name) for kind in _BUFFERS for name in _READING}
+_KNOWN_READING = {getattr(kind, name) for kind in _BUFFERS for name in _READING}
+
+
+def admit(policies: Iterable[type[BasePolicy]], distribution: type[Distribution], buffers: Iterable[Any]) -> None:
+    """
+    Let policies and buffers of a library other than Stable-Baselines3 be plain, too.
+
+    :param policies: exact types, whose networks are those of ``ActorCriticPolicy``
+    :param distribution: of their actions
+    :param buffers: exact types, which differ from Stable-Baselines3's in what they hold beside the same arrays
+    """
+    _POLICIES.update(dict.fromkeys(policies, (distribution,)))
+    _BUFFERS.update(buffers)
+    _KNOWN_READING.update(getattr(kind, name) for kind in buffers for name in _READING)
 
 
 def as_plain_mlp(policy: Any) -> PlainMLP | None:
@@ -44,22 +59,22 @@ def as_plain_mlp(policy: Any) -> PlainMLP | None:
     which a parameter was replaced or got other memory, and once in each update.
 
     :param policy: any policy
-    :return: its layers, if it is exactly an ``MlpPolicy`` or ``ActorCriticPolicy`` of plain parts, on the CPU in
-        float32, with Tanh or ReLU, Box observations that are not images, Box or Discrete actions and no gSDE, without
-        hooks, not compiled, with no method hidden by an attribute, and with no parameter missing, empty or used twice;
-        otherwise None
+    :return: its layers, if it is exactly an ``MlpPolicy`` or ``ActorCriticPolicy`` or one with action masks, of plain
+        parts, on the CPU in float32, with Tanh or ReLU, Box observations that are not images, Box or Discrete actions
+        and no gSDE, without hooks, not compiled, with no method hidden by an attribute, and with no parameter missing,
+        empty or used twice; otherwise None
     """
-    if type(policy) not in (MlpPolicy, ActorCriticPolicy):
+    if type(policy) not in _POLICIES:
         return None
     # read so, it is not computed
     distribution = vars(policy)["action_dist"]
     modules, params = list(policy.modules()), list(policy.parameters())
     extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
     if (
-        type(distribution) in (DiagGaussianDistribution, CategoricalDistribution)
+        type(distribution) in _POLICIES[type(policy)]
         and isinstance(policy.observation_space, spaces.Box)
         and not (policy.normalize_images and is_image_space(policy.observation_space))
-        and {type(module) for module in modules} <= _MODULES
+        and {type(module) for module in modules} <= _PARTS | {type(policy)}
         and all(type(part) is FlattenExtractor and type(part.flatten) is nn.Flatten for part in extractors)
         and type(policy.mlp_extractor) is MlpExtractor
         and all(param.device.type == "cpu" and param.dtype == th.float32 and param.is_contiguous() for param in params)
@@ -151,8 +166,8 @@ def _on_arrays(layers: list[tuple[nn.Linear, Activation]]) -> ArrayMLP:
 
 
 def replaced_methods(buffer: RolloutBuffer) -> set[str]:
-    """:return: those of ``get``, ``_get_samples`` and ``to_torch`` that are not Stable-Baselines3's"""
-    return {name for name in _READING if name in vars(buffer) or getattr(type(buffer), name) not in _SB3_READING}
+    """:return: those of ``get``, ``_get_samples`` and ``to_torch`` that are the user's own"""
+    return {name for name in _READING if name in vars(buffer) or getattr(type(buffer), name) not in _KNOWN_READING}
 
 
 def is_plain_buffer(buffer: RolloutBuffer) -> bool:

@@ -18,6 +18,8 @@ _SMALL = 4096
 #: times as long with widths of 64 to 256 (benchmarks/measure_threads.py), and 1.7 to 2.1 times with 512, where eight
 #: threads of a larger machine took half as long as one (docs/performance.md).
 ONE_THREAD_WEIGHTS = 2**17
+#: The logit of a choice that a mask forbids, as in sb3-contrib: its probability is zero in floats.
+FORBIDDEN = -1e8
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -33,8 +35,7 @@ class PlainMLP:
     :param critic_params: the parameters of the critic's layers, in the order of its gradients
     :param log_std: log σ, shape ``(action_dim,)``; None for discrete actions
     :param action_shape: shape of one action
-    :param places: where the modules keep all these parameters
-    :param addresses: of their memory
+    :param places: where the modules keep all these parameters, with the ``addresses`` of their memory
     :param halves: -½ for each output of the actor
     """
 
@@ -60,17 +61,22 @@ class PlainMLP:
             return False
 
     @np.errstate(all="ignore")
-    def act(self, observations: Array) -> tuple[th.Tensor, th.Tensor, th.Tensor] | None:
+    def act(self, observations: Array, action_masks: Any = None) -> tuple[th.Tensor, th.Tensor, th.Tensor] | None:
         """
         Act, by the torch calls that draw the same random numbers as the policy's distribution.
 
         :param observations: of one timestep in all environments
+        :param action_masks: false or zero for each choice that is forbidden
         :return: actions, values and log-probabilities, as the policy's ``forward`` returns them; None if they are not
             finite, so that torch may raise its error
         """
         features = self.features(observations)
         values, outputs = self.critic(features), self.actor(features)
         if self.log_std is None:
+            if action_masks is not None:
+                if not math.isfinite(np.add.reduce(outputs, axis=None)):
+                    return None
+                outputs[~np.asarray(action_masks, bool).reshape(outputs.shape)] = FORBIDDEN
             outputs -= outputs.max(axis=1, keepdims=True)
             weights = np.exp(outputs)
             totals = weights.sum(axis=1, keepdims=True)
@@ -133,24 +139,27 @@ class PlainMLP:
         return sum(len(layer.bias) for layer in self.actor.layers)
 
     @np.errstate(all="ignore")
-    def head(self, observations: Any) -> th.Tensor:
+    def head(self, observations: Any, action_masks: th.Tensor | None) -> th.Tensor:
         """:return: h of n timesteps, shape ``(n, k)``: means and log σ, or normalised logits"""
-        return self._head(self.actor(self.features(observations)))
+        return self._head(self.actor(self.features(observations)), action_masks)
 
-    def _head(self, outputs: Array) -> th.Tensor:
+    def _head(self, outputs: Array, action_masks: th.Tensor | None) -> th.Tensor:
         network = th.from_numpy(outputs)
         if self.log_std is None:
+            if action_masks is not None:
+                network = network.masked_fill(action_masks == 0, FORBIDDEN)
             # H, and so the products, do not depend on a constant that is added to all logits
             return network.log_softmax(dim=1)
         return th.cat([network, th.from_numpy(self.log_std).expand_as(network)], dim=1)
 
     @np.errstate(all="ignore")
     def linearize(
-        self, observations: Any, params: tuple[th.Tensor, ...]
+        self, observations: Any, params: tuple[th.Tensor, ...], action_masks: th.Tensor | None
     ) -> tuple[th.Tensor, tuple[Layer, ...], int | None]:
         """
         :param observations: observations of n timesteps
         :param params: the parameters that make up θ, in the order of their coordinates; others are constants
+        :param action_masks: zero for each choice that was forbidden, shape ``(n, k)``
         :return: h, shape ``(n, k)``; the layers from the features to the outputs; and the index of log σ in ``params``
         """
         places = {param: place for place, param in enumerate(params)}
@@ -160,10 +169,13 @@ class PlainMLP:
         for i, (layer, y) in enumerate(zip(self.actor.layers, outputs, strict=True)):
             weight, bias = (places.get(param) for param in self.actor_params[2 * i : 2 * i + 2])
             slope = None if layer.activation is IDENTITY else th.from_numpy(layer.activation.slope(y))
+            if action_masks is not None and y is outputs[-1]:
+                # forbidden logits are constants
+                slope = (action_masks != 0).to(th.float32)
             layers.append(Layer(weight, bias, th.from_numpy(inputs), th.from_numpy(layer.weight), slope))
             inputs = y
         log_std = None if self.log_std is None else places.get(self.actor_params[-1])
-        return self._head(outputs[-1]), tuple(layers), log_std
+        return self._head(outputs[-1], action_masks), tuple(layers), log_std
 
 
 @contextmanager

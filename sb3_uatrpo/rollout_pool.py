@@ -16,7 +16,7 @@ Sample Reuse*, https://arxiv.org/abs/2206.13714, from which weights and step dif
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.buffers import count_trajectories
-from sb3_uatrpo.observations import map_observations, rows_of
+from sb3_uatrpo.observations import map_observations
 from sb3_uatrpo.plain import is_plain_buffer
 from sb3_uatrpo.policies import evaluate_actions
 
@@ -44,10 +44,10 @@ class Rollout:
     :param last_observations: those after the last timestep, shape ``(E, ...)``, or a dict of such
     :param actions: shape ``(E·T, action_dim)``
     :param log_probs: log π_i(a|s), shape ``(E·T,)``
-    :param rewards: shape ``(T, E)``
-    :param episode_starts: shape ``(T, E)``
+    :param rewards: shape ``(T, E)``, as ``episode_starts``
     :param dones: whether the last timestep ended an episode, shape ``(E,)``
     :param n_trajectories: as ``count_trajectories`` counts them, shape ``(1,)``
+    :param masks: of shape ``(E·T, number of choices)``, by the name ``action_masks``; nothing without masks
     """
 
     observations: Any
@@ -58,17 +58,19 @@ class Rollout:
     episode_starts: np.ndarray
     dones: np.ndarray
     n_trajectories: np.ndarray
+    masks: dict[str, np.ndarray] = field(default_factory=dict)
 
     def weighted(self, policy: ActorCriticPolicy, gamma: float, gae_lambda: float) -> tuple[Batch, th.Tensor]:
         """:return: the timesteps with their advantages A and log π_θk under today's policy, and w, shape ``(E·T,)``"""
         T, E = self.rewards.shape
         observations: Any = obs_as_tensor(self.observations, policy.device)
         actions = th.as_tensor(self.actions, dtype=th.float32, device=policy.device)
+        masks = {name: th.as_tensor(array, device=policy.device) for name, array in self.masks.items()}
+        batch = Batch(observations, actions, actions, actions, **masks)
         evaluated = []
         with th.no_grad():
             for start in range(0, T * E, PART):
-                part = slice(start, start + PART)
-                outputs = evaluate_actions(policy, rows_of(observations, part), actions[part])
+                outputs = evaluate_actions(policy, batch[start : start + PART])
                 evaluated.append([x.flatten() for x in outputs[:2]])
             last = policy.predict_values(obs_as_tensor(self.last_observations, policy.device)).double().cpu().numpy()
         values, log_probs = (th.cat(parts) for parts in zip(*evaluated, strict=True))
@@ -89,7 +91,7 @@ class Rollout:
             for t in range(T - 1, -1, -1):
                 advantages[t] = advantage = deltas[t] + decays[t] * advantage
         flat = th.from_numpy(np.ascontiguousarray(advantages.T).reshape(-1)).to(policy.device)
-        return Batch(observations, actions, flat, log_probs), ratios
+        return replace(batch, advantages=flat, log_probs=log_probs), ratios
 
 
 class RolloutPool:
@@ -105,14 +107,10 @@ class RolloutPool:
         self, newest: Batch, buffer: RolloutBuffer, policy: ActorCriticPolicy, gae_lambda: float, normalize: bool
     ) -> tuple[Batch, dict[str, float]]:
         """
-        A rollout whose ratios or advantages are not finite is dropped.
+        The newest rollout, with the advantages of its full, flattened buffer, followed by the older ones, with wA in
+        place of A; and values to log. A rollout whose ratios or advantages are not finite is dropped.
 
-        :param newest: the rollout of the buffer, whose advantages are taken from there
-        :param buffer: the full buffer, flattened
-        :param policy: today's, in evaluation mode
-        :param gae_lambda: λ
         :param normalize: centre the advantages by their weighted mean, and scale by the standard deviation of wA
-        :return: the newest rollout, followed by the older ones, with wA as advantages; and values to log, by name
         """
         raw = th.as_tensor(buffer.advantages.reshape(-1), device=newest.advantages.device).double()
         parts, ratios, advantages = [newest], [th.ones_like(raw)], [raw]
@@ -134,13 +132,14 @@ class RolloutPool:
             th.cat([part.actions for part in parts]),
             (w * A).to(newest.advantages.dtype),
             th.cat([part.log_probs for part in parts]),
+            None if newest.action_masks is None else th.cat([part.action_masks for part in parts]),  # type: ignore[misc]
         )
         share = (w.sum() ** 2 / (len(w) * (w**2).sum())).item()
         n_trajectories = count_trajectories(buffer) + sum(int(rollout.n_trajectories.item()) for rollout in kept)
         values = {"n_trajectories": n_trajectories, "effective_sample_share": share, "n_rollouts": 1 + len(kept)}
         return batch, values
 
-    def add(self, buffer: RolloutBuffer, last_observations: Any, dones: Any) -> None:
+    def add(self, buffer: Any, last_observations: Any, dones: Any, has_masks: bool = False) -> None:
         """Keep the arrays of a full, flattened buffer, which it does not use again after ``reset``."""
         self._rollouts.append(
             Rollout(
@@ -152,6 +151,7 @@ class RolloutPool:
                 buffer.episode_starts,
                 np.array(dones, np.float32),
                 np.array([count_trajectories(buffer)]),
+                {"action_masks": buffer.action_masks} if has_masks else {},
             )
         )
 
@@ -187,15 +187,15 @@ class RolloutPool:
             else:
                 fields[name] = array
         for i, fields in rollouts.items():
-            if missing := Rollout.__dataclass_fields__.keys() - fields:
+            if missing := Rollout.__dataclass_fields__.keys() - fields - {"masks"}:
                 raise RuntimeError(f"Error in loading the rollouts: number {i} lacks {', '.join(sorted(missing))}.")
         self._replace(Rollout(**fields) for fields in rollouts.values())
 
 
-def check_buffer(buffer: RolloutBuffer) -> None:
+def require_plain_buffer(buffer: RolloutBuffer) -> None:
     """:raises ValueError: if the buffer's ``get`` or memory may be the user's own"""
     if not is_plain_buffer(buffer):
         raise ValueError(
-            "n_reused_rollouts must be 0 with a rollout buffer that is not one of Stable-Baselines3's, but "
+            "n_reused_rollouts must be 0 with a rollout buffer of your own, but "
             f"rollout_buffer_class is {type(buffer).__name__}"
         )

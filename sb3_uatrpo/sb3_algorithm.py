@@ -6,7 +6,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -23,9 +23,9 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from sb3_uatrpo.arguments import RULES, Rule, check_class, check_optional
 from sb3_uatrpo.buffers import LeanRolloutBuffer
 from sb3_uatrpo.plain import as_plain_mlp
-from sb3_uatrpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_uatrpo.policies import ActsInNumpy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_uatrpo.policy_check import check_policy
-from sb3_uatrpo.rollout_pool import RolloutPool, check_buffer
+from sb3_uatrpo.rollout_pool import RolloutPool, require_plain_buffer
 
 #: Keeps the random numbers of the subsample apart from those of Ω
 SUBSAMPLE = 1
@@ -45,6 +45,16 @@ class SB3Algorithm(OnPolicyAlgorithm):
 
     #: arguments that tell the files of a subclass from those of another
     _OWN_ARGUMENTS: ClassVar[frozenset[str]]
+    #: whether rollouts and updates use the environment's action masks
+    _takes_masks: ClassVar[bool] = False
+    #: the class that policies have to be of, and the spaces that they act in
+    _POLICY: ClassVar[type[BasePolicy]] = ActorCriticPolicy
+    _ACTION_SPACES: ClassVar[tuple[type[spaces.Space], ...]] = (
+        spaces.Box,
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+    )
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
@@ -77,7 +87,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
         _init_setup_model: bool,
         **sb3_arguments: Any,
     ) -> None:
-        check_class("policy", policy, ActorCriticPolicy, tuple(self.policy_aliases))
+        check_class("policy", policy, self._POLICY, tuple(self.policy_aliases))
         check_optional("policy_kwargs", policy_kwargs, Mapping, "a dict")
         super().__init__(
             policy,
@@ -90,7 +100,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
             policy_kwargs=None if policy_kwargs is None else dict(policy_kwargs),
             verbose=self._RULES["verbose"]("verbose", verbose),
             _init_setup_model=False,
-            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+            supported_action_spaces=self._ACTION_SPACES,
             **sb3_arguments,
         )
         self.batch_size = batch_size
@@ -103,13 +113,15 @@ class SB3Algorithm(OnPolicyAlgorithm):
         self.line_search_kl_factor = line_search_kl_factor
         self.n_critic_updates = n_critic_updates
         self.fast_rollouts = fast_rollouts
+        # load() sets up later, and takes the format and then the parameters from the file
+        self._awaits_parameters = not _init_setup_model
         if _init_setup_model:
-            # load() sets up later, and takes the format from the file
             self._file_format = FILE_FORMAT
 
     def _setup_model(self) -> None:
         # Here and not in the constructor, so that arguments changed by load() are checked too
         self._check_arguments()
+        check_class("policy", self.policy_class, self._POLICY, tuple(self.policy_aliases))
         self._warn_of_truncated_minibatches()
         if self._has_one_action:
             warnings.warn(
@@ -129,7 +141,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
             self.subsample_generator = np.random.default_rng(self._generator_seed(self.seed, SUBSAMPLE))
         self.rollout_pool = RolloutPool(self.n_reused_rollouts)
         if self.n_reused_rollouts > 0:
-            check_buffer(self.rollout_buffer)
+            require_plain_buffer(self.rollout_buffer)
         #: names of the parameters that some batch has used
         self._acting_params: list[str] = vars(self).get("_acting_params", [])
         self._n_actor_params, self._first_error = check_policy(self.policy)
@@ -175,7 +187,7 @@ class SB3Algorithm(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         # an exception may hold anything; rollouts are a state dict
-        return [*super()._excluded_save_params(), "_first_error", "rollout_pool"]
+        return [*super()._excluded_save_params(), "_first_error", "rollout_pool", "_awaits_parameters"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
@@ -185,8 +197,8 @@ class SB3Algorithm(OnPolicyAlgorithm):
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
-        As Stable-Baselines3's. Old rollouts and the sketch may be missing, as other algorithms have neither: there are
-        none then.
+        As Stable-Baselines3's. Of a file, old rollouts and the sketch may be missing, as other algorithms have neither:
+        there are none then.
         """
         given = load_path_or_dict
         params: dict[str, Any] = (
@@ -194,8 +206,9 @@ class SB3Algorithm(OnPolicyAlgorithm):
         )
         if self.n_reused_rollouts == 0:
             params.pop("rollout_pool", None)
-        if exact_match:
+        if exact_match and (self._awaits_parameters or not isinstance(given, dict)):
             params = self._fresh_states() | params
+        self._awaits_parameters = False
         super().set_parameters(params, exact_match, device)
 
     def _fresh_states(self) -> dict[str, Any]:
@@ -249,18 +262,14 @@ class SB3Algorithm(OnPolicyAlgorithm):
     def _refuse_other_algorithms(cls, path: str | pathlib.Path | io.BufferedIOBase) -> None:
         """The parameters of other algorithms may fit, and settings of the same name, but on other scales."""
         file = open_path(path, "r", suffix="zip")
-        start = file.tell()
-        try:
-            with zipfile.ZipFile(file) as archive:
-                settings = json.loads(archive.read("data")) if "data" in archive.namelist() else None
-        except zipfile.BadZipFile:
-            # Stable-Baselines3 has a message for it
-            settings = None
-        finally:
-            if file is path:
-                file.seek(start)
-            else:
-                file.close()
+        start, settings = file.tell(), None
+        # Stable-Baselines3 has a message for a file that is no archive
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+            settings = json.loads(archive.read("data")) if "data" in archive.namelist() else None
+        if file is path:
+            file.seek(start)
+        else:
+            file.close()
         if settings is not None and not (OWN_SETTINGS & settings.keys() and cls._OWN_ARGUMENTS & settings.keys()):
             raise ValueError(f"path must be a file that {cls.__name__} saved, but another algorithm saved {path}")
 
@@ -306,11 +315,31 @@ class SB3Algorithm(OnPolicyAlgorithm):
                 f"{self.n_steps}; load() can change it"
             )
         self._learned_normalized = self._is_normalized
+        if not self._takes_masks and self._has_unused_masks():
+            warnings.warn(
+                f"{type(self).__name__} ignores the environment's action_masks. MaskableUATRPO and MaskableMatchedTRPO "
+                "of sb3_uatrpo.maskable use them.",
+                stacklevel=4,
+            )
         return super()._setup_learn(*args, **kwargs)
+
+    def _has_unused_masks(self) -> bool:
+        """Whether the environments have masks, unless they seem to be in the observations, too."""
+        space = self.observation_space
+        if self.env is None or (isinstance(space, spaces.Dict) and any("mask" in key.lower() for key in space)):
+            return False
+        try:
+            return self.env.has_attr("action_masks")
+        except Exception:
+            # a VecEnv of the user's need not answer
+            return False
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         """Fill the buffer with the experience of the current policy; arguments and result are Stable-Baselines3's."""
-        policy: Any = self.policy
-        is_fast = self.fast_rollouts and isinstance(policy, MlpPolicy)
-        with policy.acting_in_numpy(as_plain_mlp) if is_fast else nullcontext():
+        with self._acting_in_numpy():
             return super().collect_rollouts(*args, **kwargs)
+
+    def _acting_in_numpy(self) -> AbstractContextManager[None]:
+        policy: Any = self.policy
+        is_fast = self.fast_rollouts and isinstance(policy, ActsInNumpy)
+        return policy.acting_in_numpy(as_plain_mlp) if is_fast else nullcontext()

@@ -18,8 +18,8 @@ from sb3_uatrpo.core.estimates import SampleEstimates
 from sb3_uatrpo.core.line_search import Evaluation, LineSearchResult, backtracking_line_search
 from sb3_uatrpo.critic import fit_values
 from sb3_uatrpo.plain_mlp import one_thread_if_small
-from sb3_uatrpo.policies import MlpPolicy, evaluate_actions
-from sb3_uatrpo.rollout_pool import check_buffer
+from sb3_uatrpo.policies import ActsInNumpy, evaluate_actions, masks_of
+from sb3_uatrpo.rollout_pool import require_plain_buffer
 from sb3_uatrpo.sb3_algorithm import SB3Algorithm
 
 #: So many updates in a row that hardly moved the policy give a warning
@@ -122,8 +122,9 @@ class TrustRegionAlgorithm(SB3Algorithm):
             self._update(actor)
 
     def _update(self, actor: Actor) -> None:
-        # The rollout in time order, with standardised advantages
-        rollout = rollout_batch(self.rollout_buffer, self.normalize_advantage)
+        # The timesteps of the buffer, environment by environment
+        rollout = rollout_batch(self.rollout_buffer, self.normalize_advantage, self._takes_masks)
+        # In evaluation mode, and without gradient hooks
         with actor.differentiable_policy():
             self._check_observations(actor, rollout)
             self._update_learning_rate(self.policy.optimizer)
@@ -131,10 +132,11 @@ class TrustRegionAlgorithm(SB3Algorithm):
             # Which parameters are θ, and one step along them
             self._find_params(actor, batch)
             values |= self._update_actor(actor, batch, len(rollout), values["n_trajectories"])
-            # θ is settled, but the critic's epochs may change batch-norm statistics that the actor shares
+            # θ is settled, but the critic's epochs may change batch-norm statistics that the actor shares: compare
+            # its heads, the parameters of its action distribution at each timestep, before and after them
             shares_statistics = any(True for _ in self.policy.buffers())
             updated_head = actor.heads(batch) if shares_statistics else None
-        # Epochs of the critic
+        # Epochs of the critic; the distribution that they leave in the policy is dropped
         with actor.distribution_of_its_own():
             losses = fit_values(actor, self.rollout_buffer, self.batch_size, self.n_critic_updates)
         if updated_head is not None:
@@ -142,8 +144,8 @@ class TrustRegionAlgorithm(SB3Algorithm):
                 values["critic_kl"] = actor.family.kl(updated_head, actor.heads(batch)).mean().item()
         self._show_distribution(rollout)
         if self.n_reused_rollouts > 0:
-            self.rollout_pool.add(self.rollout_buffer, self._last_obs, self._last_episode_starts)
-        # Log
+            self.rollout_pool.add(self.rollout_buffer, self._last_obs, self._last_episode_starts, self._takes_masks)
+        # Log, without what the update before logged and this one did not compute
         self._n_updates += 1
         values |= diagnostics.critic(self.rollout_buffer, losses)
         self._logged = diagnostics.record(self.logger, self.policy, values, self._logged)
@@ -152,10 +154,13 @@ class TrustRegionAlgorithm(SB3Algorithm):
             self._warn_if_stuck(values["step_fraction"])
 
     def _join_old_rollouts(self, rollout: Batch) -> tuple[Batch, dict[str, float]]:
-        """The rollout, followed by those that are reused; and values to log, ``n_trajectories`` among them."""
+        """
+        The rollout, followed by those that are reused, with advantages that are multiplied by importance ratios; and
+        values to log, ``n_trajectories`` among them.
+        """
         if self.n_reused_rollouts == 0:
             return rollout, {"n_trajectories": float(count_trajectories(self.rollout_buffer))}
-        check_buffer(self.rollout_buffer)
+        require_plain_buffer(self.rollout_buffer)
         return self.rollout_pool.join(
             rollout, self.rollout_buffer, self.policy, self.gae_lambda, self.normalize_advantage
         )
@@ -202,6 +207,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
 
     def _estimate(self, actor: Actor, batch: Batch, n_trajectories: int) -> PolicyEstimates:
         whole = actor.estimates(batch)
+        # ĝ, as gradient hooks leave it
         gradient = actor.gradient(batch, whole)
         if self.adversarial_noise > 0.0:
             gradient = gradient - self.adversarial_noise * whole.standard_error() * gradient.sign()
@@ -220,6 +226,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
                 try:
                     head = actor.heads(batch)
                 except ValueError as error:
+                    # our own are of subclasses
                     if type(error) is not ValueError:
                         raise
                     # torch refuses a distribution whose numbers have left the range of floats
@@ -246,6 +253,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
 
     def _find_params(self, actor: Actor, batch: Batch) -> None:
         try:
+            # what earlier batches used stays in θ
             self._acting_params = actor.find_params(batch, self._acting_params)
         except Exception as error:
             # what the policy raised when it was made may be the reason
@@ -265,7 +273,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
             features = self.policy.extract_features(bad.observations)
             outputs = [*features] if isinstance(features, tuple) else [features]
             if all(bool(values.isfinite().all()) for values in outputs):
-                outputs = [*evaluate_actions(self.policy, bad.observations, bad.actions)[:2], actor.heads(bad)]
+                outputs = [*evaluate_actions(self.policy, bad)[:2], actor.heads(bad)]
         if not all(bool(values.isfinite().all()) for values in outputs):
             check_finite(self.rollout_buffer, "observations")
             raise NonFiniteRolloutError("The observations that the rollout buffer returned are not finite.")
@@ -297,15 +305,15 @@ class TrustRegionAlgorithm(SB3Algorithm):
         be computed when it is read, else that of as many timesteps as a minibatch has.
         """
         policy: Any = self.policy
-        if isinstance(policy, MlpPolicy):
-            policy.show_distribution(batch.observations)
+        if isinstance(policy, ActsInNumpy):
+            policy.show_distribution(batch.observations, *masks_of(policy, batch).values())
             return
         timesteps = batch[: self.batch_size]
         training = policy.training
         policy.set_training_mode(False)
         # a policy may draw random numbers of its own
         with th.random.fork_rng([policy.device] if policy.device.type == "cuda" else []), th.no_grad():
-            evaluate_actions(policy, timesteps.observations, timesteps.actions)
+            evaluate_actions(policy, timesteps)
         policy.set_training_mode(training)
 
     def _warn_of_refusal(self, reason: str) -> None:

@@ -7,7 +7,7 @@ import pathlib
 import warnings
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch as th
 from gymnasium import spaces
@@ -31,9 +31,6 @@ TRUST_REGION_DELTA = 0.03
 LARGE_SKETCH = 10**8
 
 
-SelfUATRPO = TypeVar("SelfUATRPO", bound="UATRPO")
-
-
 class UATRPO(TrustRegionAlgorithm):
     r"""
     Uncertainty-Aware Trust Region Policy Optimization (UA-TRPO)
@@ -53,10 +50,8 @@ class UATRPO(TrustRegionAlgorithm):
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
     :param env: The environment to learn from (if registered in Gym, can be str)
-    :param learning_rate: The learning rate for the value function, it can be a function
-        of the current progress remaining (from 1 to 0)
-    :param n_steps: The number of steps to run for each environment per update
-        (i.e. rollout buffer size is n_steps * n_envs where n_envs is number of environment copies running in parallel)
+    :param learning_rate: Of the value function; it can be a function of the remaining progress, from 1 to 0
+    :param n_steps: The number of steps to run for each environment per update; the buffer holds n_steps * n_envs
     :param batch_size: Minibatch size for the value function
     :param gamma: Discount factor γ, in [0, 1]
     :param gae_lambda: Factor λ for trade-off of bias vs variance for Generalized Advantage Estimator, in [0, 1]
@@ -100,22 +95,18 @@ class UATRPO(TrustRegionAlgorithm):
     :param line_search_kl_factor: the line search accepts a KL divergence up to this many times the estimated one
     :param n_critic_updates: number of epochs in which the value function is trained on the batch in each update; 0
         leaves it unchanged
-    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE)
-        instead of action noise exploration (default: False)
-    :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE
-        Default: -1 (only sample at the beginning of the rollout)
+    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
+    :param sde_sample_freq: With gSDE, sample a new noise matrix every n steps; -1: only at the beginning of a rollout
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected.
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
     :param fast_rollouts: Whether NumPy acts in rollouts where the policy is a plain MLP on the CPU. ``False`` leaves
         acting to Stable-Baselines3.
-    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
-        the reported success rate, mean episode length, and mean reward over
+    :param stats_window_size: Number of episodes over which logged returns, lengths and success rates are averaged
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation
     :param verbose: the verbosity level: 0 no output, 1 info, 2 debug
     :param seed: Seed for the pseudo random generators; Ω has its own generator, seeded from it
-    :param device: Device (cpu, cuda, ...) on which the code should be run.
-        Setting it to auto, the code will be run on the GPU if possible.
+    :param device: Device (cpu, cuda, ...) on which the code should be run; ``"auto"``: on the GPU if possible
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: if a number, flag or choice is out of range, of the wrong type, NaN or infinite
     """
@@ -328,17 +319,18 @@ class UATRPO(TrustRegionAlgorithm):
         gradient = estimates.gradient
         sketch = self.sketch
         n_projections = self._projections_that_fit(len(gradient), gradient.dtype, known=sketch.shape[1])
-        sketch.fit(estimates.layout, n_projections, self.ema_beta, gradient.dtype)
-        sketch.draw()
-        fisher, covariance = estimates.subsample.products(sketch.omega)
+        sketch.adapt(estimates.layout, n_projections, self.ema_beta, gradient.dtype)
+        sketch.draw_once()
+        fisher_omega, covariance_omega = estimates.subsample.products(sketch.omega)
         diagnostics = {"radius_squared": self._radius_squared(estimates)}
         # A moving average never recovers from a NaN, so check first. isfinite on the matrices would copy both of them.
-        extremes = th.stack([*fisher.T.aminmax(), *covariance.T.aminmax()])
+        extremes = th.stack([*fisher_omega.T.aminmax(), *covariance_omega.T.aminmax()])
         coefficient = self._coefficient(estimates)
         if not (bool(extremes.isfinite().all()) and coefficient <= th.finfo(sketch.dtype).max):
             return Direction(th.full_like(gradient, math.nan), diagnostics)
-        statistic = sketch.update(fisher, covariance, coefficient)
-        solution = subspace_direction(statistic, sketch.omega, gradient, self.projection_solver, self.shrinkage)
+        # Y = M̂Ω of the moving averages, in the memory of F̂Ω
+        Y = sketch.update(fisher_omega, covariance_omega, coefficient)
+        solution = subspace_direction(Y, sketch.omega, gradient, self.projection_solver, self.shrinkage)
         diagnostics["subspace_rank"] = solution.rank
         return Direction(solution.vector, diagnostics, solution.isotropic_curvature)
 

@@ -158,8 +158,8 @@ def count_fast_steps(monkeypatch) -> list[int]:
     calls: list[int] = []
     act = PlainMLP.act
 
-    def counted(self, observations):
-        found = act(self, observations)
+    def counted(self, *observations_and_masks):
+        found = act(self, *observations_and_masks)
         if found is not None:
             calls.append(1)
         return found

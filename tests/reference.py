@@ -46,8 +46,70 @@ def torch_distribution(policy: ActorCriticPolicy, obs: th.Tensor):
     return policy.get_distribution(obs).distribution
 
 
+class AllowedChoices:
+    """Independent categorical distributions over what masks allow, timestep by timestep: other choices do not exist."""
+
+    def __init__(self, logits: th.Tensor, masks: th.Tensor, sizes: list[int]):
+        self.logits, self.masks, self.sizes = logits, masks, sizes
+
+    def log_probs(self) -> list[list[th.Tensor]]:
+        """log p of the allowed choices, for each timestep and distribution."""
+        rows = zip(self.logits.split(self.sizes, dim=1), self.masks.split(self.sizes, dim=1), strict=True)
+        parts = [[row[allowed].log_softmax(0) for row, allowed in zip(*pair, strict=True)] for pair in rows]
+        return [list(timestep) for timestep in zip(*parts, strict=True)]
+
+    def log_prob(self, actions: th.Tensor) -> th.Tensor:
+        totals = []
+        for log_ps, mask, action in zip(self.log_probs(), self.masks, actions.reshape(len(actions), -1), strict=True):
+            places = [int(allowed[:a].sum()) for allowed, a in zip(mask.split(self.sizes), action.int(), strict=True)]
+            totals.append(th.stack([log_p[i] for log_p, i in zip(log_ps, places, strict=True)]).sum())
+        return th.stack(totals)
+
+    def kl(self, new: "AllowedChoices") -> th.Tensor:
+        pairs = zip(self.log_probs(), new.log_probs(), strict=True)
+        return th.stack([sum((p.exp() * (p - q)).sum() for p, q in zip(*pair, strict=True)) for pair in pairs])
+
+
+class WithMasks:
+    """A policy with action masks, for the functions of this file: its observations are dicts with the masks."""
+
+    def __init__(self, policy):
+        self.policy, self.action_space, self.named_parameters = policy, policy.action_space, policy.named_parameters
+
+    @staticmethod
+    def observations(obs):
+        """Those of the policy itself."""
+        seen = {key: part for key, part in obs.items() if key != "masks"}
+        return seen.get("only", seen)
+
+    def get_distribution(self, obs):
+        features = self.policy.extract_features(self.observations(obs))
+        features = features[0] if isinstance(features, tuple) else features
+        self.distribution = AllowedChoices(
+            self.policy.action_net(self.policy.mlp_extractor.forward_actor(features)),
+            obs["masks"].bool(),
+            choices(self.action_space),
+        )
+        return self
+
+    def log_prob(self, actions: th.Tensor) -> th.Tensor:
+        return self.distribution.log_prob(actions)
+
+    def predict_values(self, obs):
+        return self.policy.predict_values(self.observations(obs))
+
+
+def choices(action_space: spaces.Space) -> list[int]:
+    """The number of choices in each dimension of a discrete action space."""
+    if isinstance(action_space, spaces.MultiBinary):
+        return [2] * action_space.n
+    return [int(n) for n in getattr(action_space, "nvec", [getattr(action_space, "n", None)])]
+
+
 def kl_of(old, new) -> th.Tensor:
     """KL(old‖new), summed over action dimensions, shape (n,)."""
+    if isinstance(old, AllowedChoices):
+        return old.kl(new)
     if isinstance(old, list):
         return sum(th.distributions.kl_divergence(p, q) for p, q in zip(old, new, strict=True))
     divergence = th.distributions.kl_divergence(old, new)
@@ -110,6 +172,8 @@ def fisher_matrix(policy, obs) -> np.ndarray:
         old = [th.distributions.Categorical(logits=p.logits.detach()) for p in old]
     elif isinstance(old, th.distributions.Normal):
         old = th.distributions.Normal(old.mean.detach(), old.stddev.detach())
+    elif isinstance(old, AllowedChoices):
+        old = AllowedChoices(old.logits.detach(), old.masks, old.sizes)
     else:
         old = type(old)(logits=old.logits.detach())
     divergence = kl_of(old, torch_distribution(policy, obs)).mean()

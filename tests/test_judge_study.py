@@ -1,11 +1,13 @@
 """The rule that judges the study, on samples whose verdicts are plain."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from judge_study import STATISTICS, holm, judge, main, recommendation
+from evidence import holm, judge
+from judge_study import STATISTICS, main, recommendation
 
 from sb3_uatrpo.study import read_study
 from sb3_uatrpo.study.statistics import difference_of_means, final_return, welch_test
@@ -132,24 +134,23 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
         main(["--folder", str(tmp_path), *arguments])
         lines = capsys.readouterr().out.splitlines()
         table = [[cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith("| Hopper")]
-        return table, [line for line in lines if line.endswith(", mean of the final returns")]
+        section = "\n".join(lines).split("\n## Mean of the final returns")[1].split("\n## ")[0]
+        return table, re.findall(r"^\| (\S.* against .+?) \| (?:better|worse)", section, re.MULTILINE)
 
     table, compared = judged()
     batches, without = "uatrpo (paper-batches)", "uatrpo (paper-batches, uncertainty_coef=0)"
     assert sorted(table) == [[batches, "3", "201 ± 1"], [without, "3", "401 ± 1"], ["uatrpo_paper", "3", "101 ± 1"]]
     assert compared == [
-        f"{batches} against uatrpo_paper, mean of the final returns",
-        f"{without} against {batches}, mean of the final returns",
-        f"{without} against uatrpo_paper, mean of the final returns",
+        f"{batches} against uatrpo_paper",
+        f"{without} against {batches}",
+        f"{without} against uatrpo_paper",
     ]
     main(["--folder", str(tmp_path)])
     assert f"| {batches} against uatrpo_paper | better: +100 (" in capsys.readouterr().out
     table, compared = judged("--noise", "1")
     assert [method for method, *_ in table] == ["trpo_matched", without]
-    assert compared == [f"{without} against trpo_matched, mean of the final returns"]
-    assert judged("--pair", "uatrpo_paper", without)[1] == [
-        f"uatrpo_paper against {without}, mean of the final returns"
-    ]
+    assert compared == [f"{without} against trpo_matched"]
+    assert judged("--pair", "uatrpo_paper", without)[1] == [f"uatrpo_paper against {without}"]
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path), "--pair", "uatrpo_paper", "ppo"])
     assert "--pair: there are no runs of 'ppo', only of" in capsys.readouterr().err

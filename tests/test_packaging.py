@@ -63,7 +63,17 @@ def test_the_metadata_is_complete(metadata):
     assert "UA-TRPO" in metadata["Summary"]
     assert {"reinforcement-learning", "TRPO", "stable-baselines3"} <= set(metadata["Keywords"].split(","))
     assert "Typing :: Typed" in metadata.get_all("Classifier")
-    assert metadata.get_all("Provides-Extra") == ["mujoco", "train", "zoo", "study", "ray", "onnx", "docs", "tests"]
+    assert metadata.get_all("Provides-Extra") == [
+        "mujoco",
+        "train",
+        "zoo",
+        "maskable",
+        "study",
+        "ray",
+        "onnx",
+        "docs",
+        "tests",
+    ]
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert {re.split(r"[<>=]", line)[0] for line in needed} == {"stable-baselines3", "torch", "gymnasium", "numpy"}
     assert metadata.get_payload() == (ROOT / "README.md").read_text()

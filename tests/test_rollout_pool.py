@@ -64,7 +64,7 @@ def check_updates(model, n_updates: int) -> None:
     """Each update moves the actor by a fraction of the reference's step on the pooled batch, and logs its figures."""
     is_uatrpo = isinstance(model, UATRPO)
     if is_uatrpo:
-        model.sketch.draw()
+        model.sketch.draw_once()
         reference = reference_for(model)
     rollouts: list[dict] = []
     for _ in range(n_updates):

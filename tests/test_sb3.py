@@ -299,7 +299,7 @@ def test_deepcopy_and_pickle(cls):
     assert same(state_of(model), state_of(whole))
 
 
-def test_the_sketch_is_part_of_the_parameters():
+def test_the_sketch_is_part_of_the_parameters(tmp_path):
     model, other = (model_on(UATRPO, "CartPole-v1", seed=seed).learn(64) for seed in (0, 1))
     params = model.get_parameters()
     assert set(params) == {"policy", "policy.optimizer", "sketch"}
@@ -308,8 +308,11 @@ def test_the_sketch_is_part_of_the_parameters():
     policy_alone = {k: v for k, v in params.items() if k != "sketch"}
     other.set_parameters(policy_alone, exact_match=False)
     assert same(state_of(model), state_of(other), "sketch.")
-    # those of another algorithm: averages of another policy do not apply
-    other.set_parameters(policy_alone, exact_match=True)
+    with pytest.raises(ValueError, match="sketch"):
+        other.set_parameters(policy_alone, exact_match=True)
+    # the file of another algorithm: averages of another policy do not apply
+    PPO("MlpPolicy", "CartPole-v1").save(tmp_path / "ppo")
+    other.set_parameters(tmp_path / "ppo.zip")
     assert other.sketch.omega.numel() == 0
     partial = {**params, "sketch": {k: v for k, v in params["sketch"].items() if k != "omega"}}
     with pytest.raises(RuntimeError, match="omega"):

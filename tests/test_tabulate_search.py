@@ -3,19 +3,22 @@
 from pathlib import Path
 
 import pytest
-from tabulate_search import finished_runs, main, report, tabulate_changes
+from tabulate_search import SEEDS, finished_runs, main, report, tabulate_changes, tabulate_objective
 
 from tests.study.synthetic import write_run
 
 ROOT = Path(__file__).parents[1]
 
 
-def rows_of(*args) -> list[list[str]]:
-    """Cells of the printed table, the header first."""
-    header, _, *rows = (
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in main(list(map(str, args))).splitlines()
-    )
+def rows_of(table: str) -> list[list[str]]:
+    """Cells of a table, the header first."""
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
     return [header, *rows]
+
+
+def ranked(search, baselines, tasks, seeds=SEEDS, base="") -> list[list[str]]:
+    """Cells of the ranking of a folder's runs, the header first."""
+    return rows_of(tabulate_objective(finished_runs(search).runs, finished_runs(baselines).runs, tasks, seeds, base))
 
 
 def write_runs(folder, variant: str, finals: dict[str, float], seeds=range(100, 104), algo: str = "uatrpo") -> None:
@@ -29,7 +32,7 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path):
     for variant, final in (("", 1000.0), ("less noise", 2000.0)):
         for seed in (100, 101):
             write_run(tmp_path, "uatrpo", seed=seed, final=final + seed, variant=variant)
-    header, *rows = rows_of("--folder", tmp_path)
+    header, *rows = rows_of(main(["--folder", str(tmp_path)]))
     assert [row[1] for row in rows] == ["less noise", "base"]
     best = dict(zip(header, rows[0], strict=True))
     assert best["of each run"] == "2,100, 2,101"
@@ -44,7 +47,7 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path):
 def test_means_have_standard_errors_where_there_are_several_runs(tmp_path):
     write_runs(tmp_path, "four runs", {"Hopper-v4": 1000})
     write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
-    _, *rows = rows_of("--folder", tmp_path)
+    _, *rows = rows_of(main(["--folder", str(tmp_path)]))
     assert {row[1]: row[3] for row in rows} == {"four runs": "1,000 ± 6", "one run": "985"}
 
 
@@ -66,7 +69,7 @@ def test_the_objective_ranks_settings_that_have_all_seeds_on_each_task(tmp_path)
     write_runs(search, "three runs", {"Hopper-v4": 9000, "Ant-v4": 9000}, seeds=range(100, 103))
     write_runs(rivals, "", {"Hopper-v4": 2000, "Ant-v4": 100}, algo="ppo")
     write_runs(rivals, "", {"Hopper-v4": 500, "Ant-v4": 1000}, algo="trpo")
-    header, *rows = rows_of("--folder", search, "--rivals", rivals, "--env", "Hopper-v4", "Ant-v4")
+    header, *rows = ranked(search, rivals, ["Hopper-v4", "Ant-v4"])
     assert [row[0] for row in rows] == ["base", "less noise"]
     best = dict(zip(header, rows[0], strict=True))
     # the best rivals have 2,000 on Hopper and 1,000 on Ant: the mean of 1000 / 2000 and 900 / 1000, and half the square
@@ -83,26 +86,21 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     write_runs(search, "two runs", {"Hopper-v4": 1000}, seeds=[100, 103])
     write_runs(search, "other runs", {"Hopper-v4": 3000}, seeds=[102, 103])
     write_runs(rivals, "", {"Hopper-v4": 1000}, algo="ppo")
-    options = ["--folder", search, "--rivals", rivals, "--env", "Hopper-v4", "--seeds"]
+    scores = {
+        seeds: [(row[0], row[2]) for row in ranked(search, rivals, ["Hopper-v4"], list(seeds))[1:]]
+        for seeds in ((103,), (100, 103))
+    }
     # 3,015 and 1,015 with seed 103
-    assert [(row[0], row[2]) for row in rows_of(*options, 103)[1:]] == [("other runs", "3.015"), ("two runs", "1.015")]
-    assert [(row[0], row[2]) for row in rows_of(*options, 100, 103)[1:]] == [("two runs", "1.000 ± 0.015")]
+    assert scores[103,] == [("other runs", "3.015"), ("two runs", "1.015")]
+    assert scores[100, 103] == [("two runs", "1.000 ± 0.015")]
 
 
-@pytest.mark.parametrize(
-    ("tasks", "rivals", "message"),
-    [
-        (["Hopper-v4"], "rivals", "--env, --seeds: no setting has runs of 100, 101, 102, 103 on each of Hopper-v4"),
-        (["Ant-v4"], "rivals", "--env: neither PPO nor TRPO has runs on Ant-v4"),
-        (["Hopper-v4"], "none", "no such folder"),
-    ],
-)
-def test_what_cannot_be_ranked_is_named(tmp_path, capsys, tasks, rivals, message):
+def test_nothing_is_ranked_without_all_runs(tmp_path):
     write_runs(tmp_path / "search", "", {"Hopper-v4": 1000}, seeds=[100])
     write_runs(tmp_path / "rivals", "", {"Hopper-v4": 2000}, algo="ppo")
-    with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path / "search"), "--rivals", str(tmp_path / rivals), "--env", *tasks])
-    assert message in capsys.readouterr().err
+    runs, rivals = (finished_runs(tmp_path / name).runs for name in ("search", "rivals"))
+    assert tabulate_objective(runs, rivals, ["Hopper-v4"], SEEDS) == ""
+    assert "| base | " in tabulate_objective(runs, rivals, ["Hopper-v4"], [100])
 
 
 def test_what_is_behind_is_marked(tmp_path):
@@ -110,7 +108,7 @@ def test_what_is_behind_is_marked(tmp_path):
     for variant, final in (("", 1000), ("as good", 990), ("worse", 900)):
         write_runs(search, variant, {"Hopper-v4": final})
     write_runs(baselines, "", {"Hopper-v4": 1000}, algo="ppo")
-    rows = rows_of("--folder", search, "--rivals", baselines, "--env", "Hopper-v4", "--base", "base")
+    rows = ranked(search, baselines, ["Hopper-v4"], base="base")
     # a standard error of 6.45 each, so 9.1 of the difference
     assert [row[0] for row in rows[1:]] == ["base", "as good", "worse †"]
 

@@ -41,7 +41,7 @@ def n_samples(model) -> int:
 
 def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5) -> None:
     """Each update moves the actor by a fraction κ^i of the reference's step, and logs the reference's figures."""
-    model.sketch.draw()
+    model.sketch.draw_once()
     reference = reference_for(model)
     for _ in range(n_updates):
         collect(model)

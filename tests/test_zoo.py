@@ -7,6 +7,7 @@ The environments borrow what is heavy from the one that runs the tests, through 
 import os
 import re
 import shlex
+import shutil
 import sys
 import types
 import zipfile
@@ -337,6 +338,32 @@ def test_an_unsupported_action_space_fails_as_in_stable_baselines3(tmp_path):
     for settings in ("--algo uatrpo -params normalize:False", "--algo ppo -conf ppo.yml"):
         said = zoo(f"train --env Odd-v0 --gym-packages odd_tasks -n 100 {settings}", cwd=tmp_path, code=1)
         assert "The algorithm only supports" in said
+
+
+def test_masks_in_the_observation_forbid_actions_everywhere(tmp_path):
+    """In training, evaluations and enjoy: a forbidden action would end the command."""
+    for file in (ROOT / "examples").glob("mask*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "strict.py").write_text(
+        "from masked_cards import Cards\n"
+        "import masks_in_observation\n"
+        "step = Cards.step\n"
+        "def strict(self, action):\n"
+        "    assert self.hand[action], 'this card is not in the hand'\n"
+        "    return step(self, action)\n"
+        "Cards.step = strict\n"
+    )
+    task = "--algo uatrpo --gym-packages strict --env MaskedCards-v0"
+    said = zoo(
+        f"train {task} -conf masked_cards.yml -n 2000 --eval-freq 1000 --eval-episodes 5",
+        f"enjoy {task} -f logs --no-render -n 120",
+        cwd=tmp_path,
+    )
+    assert "Eval num_timesteps=1000" in said
+    assert "20 Episodes" in said
+    # without the policy that applies them
+    command = f"train {task} -conf masked_cards.yml -n 2000 -params \"policy:'MultiInputPolicy'\""
+    assert "this card is not in the hand" in zoo(command, cwd=tmp_path, code=1)
 
 
 # -------------------------------------------------------------------------------------------------------- registration

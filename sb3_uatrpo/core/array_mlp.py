@@ -15,12 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Activation(NamedTuple):
-    """
-    An elementwise function φ.
-
-    :param apply: φ; it may write its result over its argument
-    :param slope: φ'(z) as a function of φ(z); an array, or the same number everywhere
-    """
+    """φ, which may write its result over its argument, and φ'(z) as a function of φ(z): an array, or a number."""
 
     apply: Callable[[Array], Array]
     slope: Callable[[Array], Any]

@@ -68,7 +68,7 @@ class Sketch:
         """:return: bytes that one more projection takes, with d parameters of this type"""
         return (3 if ema_beta > 0.0 else 1) * n_params * dtype.itemsize
 
-    def draw(self) -> None:
+    def draw_once(self) -> None:
         """Draw Ω, standard Gaussian, or the identity if m = d, unless it has been drawn already."""
         if self.omega.numel() > 0:
             return
@@ -82,9 +82,9 @@ class Sketch:
         # last, so that a draw that was interrupted is repeated
         self.omega = omega
 
-    def fit(self, layout: th.Tensor, n_projections: int, ema_beta: float, dtype: th.dtype) -> None:
+    def adapt(self, layout: th.Tensor, n_projections: int, ema_beta: float, dtype: th.dtype) -> None:
         """
-        Fit the sketch to an update. It starts afresh, with a warning, if its averages no longer apply.
+        Adapt the sketch to an update. It starts afresh, with a warning, if its averages no longer apply.
 
         :param layout: how many of the d coordinates belong to each parameter of the policy
         :param n_projections: m

@@ -35,11 +35,7 @@ def register() -> None:
 
 
 def patch(module: ModuleType) -> None:
-    """
-    Add our entries to one module of RL Zoo.
-
-    :param module: an imported module, one of those in ``AMENDMENTS``
-    """
+    """Add our entries to a module of RL Zoo, one of those in ``AMENDMENTS``."""
     AMENDMENTS[module.__name__](module)
 
 

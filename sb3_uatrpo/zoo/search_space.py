@@ -49,10 +49,7 @@ RECOMMENDED_TRIAL = _recommended_trial()
 
 
 def convert_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled_params: the values that a trial has sampled, by name
-    :return: arguments of the constructor
-    """
+    """:return: arguments of the constructor, from the values that a trial has sampled"""
     params = dict(sampled_params)
     net_arch = NET_ARCHS[params.pop("net_arch")]
     return {

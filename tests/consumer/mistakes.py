@@ -1,6 +1,7 @@
 """A user's mistakes. `mypy --strict` finds each one; the comment is its error code. The file is never run."""
 
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
+from sb3_uatrpo.maskable import MaskableMatchedTRPO, MaskableUATRPO
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.plan import plan
 
@@ -16,6 +17,9 @@ UATRPO(int, "CartPole-v1")  # arg-type
 UATRPO("MlpPolicy")  # call-arg
 MatchedTRPO("MlpPolicy", "CartPole-v1", cg_damping=None)  # arg-type
 MatchedTRPO("MlpPolicy", "CartPole-v1", n_projections=20)  # call-arg
+MaskableUATRPO("MlpPolicy", "CartPole-v1", n_epochs=10)  # call-arg
+MaskableMatchedTRPO("MlpPolicy", "CartPole-v1").learn(1, use_masking="always")  # arg-type
+UATRPO("MlpPolicy", "CartPole-v1").learn(1, use_masking=False)  # call-arg
 
 baseline: MatchedTRPO = UATRPO.load("model")  # assignment
 trained: MatchedTRPO = UATRPO("MlpPolicy", "CartPole-v1").learn(1)  # assignment

@@ -2,6 +2,12 @@
 
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from sb3_contrib.common.maskable.evaluation import evaluate_policy
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -17,6 +23,7 @@ from sb3_uatrpo import (
     __version__,
     study,
 )
+from sb3_uatrpo.maskable import MaskableMatchedTRPO, MaskableUATRPO
 from sb3_uatrpo.study import statistics
 from sb3_uatrpo.study.plan import plan
 from sb3_uatrpo.study.run import run_study
@@ -70,6 +77,21 @@ def baseline() -> MatchedTRPO:
     return assert_type(model.learn(100), MatchedTRPO)
 
 
+def masked(folder: Path) -> MaskableUATRPO:
+    env = ActionMasker(gym.make("CartPole-v1"), lambda env: np.array([True, False]))
+    model = MaskableUATRPO("MlpPolicy", env, **RECOMMENDED_DISCRETE, n_projections=20, device="cpu")
+    callback = MaskableEvalCallback(env, eval_freq=500, n_eval_episodes=1, warn=False)
+    assert_type(model.learn(1000, callback=callback, use_masking=True), MaskableUATRPO)
+    action, _ = model.predict(np.zeros(4, np.float32), action_masks=np.array([False, True]))
+    assert action == 1
+    # annotated with MaskablePPO by sb3-contrib, and with Stable-Baselines3's policies here
+    evaluate_policy(model, env, n_eval_episodes=1, warn=False)  # type: ignore[arg-type]
+    control = MaskableMatchedTRPO(MaskableActorCriticPolicy, env, target_kl=0.02, device="cpu")  # type: ignore[arg-type]
+    assert_type(control.learn(1000), MaskableMatchedTRPO)
+    model.save(folder / "masked")
+    return assert_type(MaskableUATRPO.load(folder / "masked", env=env, device="cpu"), MaskableUATRPO)
+
+
 def make_studies(folder: Path) -> None:
     runs = assert_type(plan(["uatrpo"], ["Pendulum-v1"], seeds=[0], n_timesteps=400, eval_freq=0), list[study.Run])
     failed = assert_type(run_study(runs, folder), list[tuple[study.Run, Path]])
@@ -83,5 +105,5 @@ if __name__ == "__main__":
     print(__version__, [policy.__name__ for policy in (MlpPolicy, CnnPolicy, MultiInputPolicy)])
     here = Path("consumer")
     here.mkdir()
-    print(train(here).num_timesteps, baseline().num_timesteps)
+    print(train(here).num_timesteps, baseline().num_timesteps, masked(here).num_timesteps)
     make_studies(here / "study")

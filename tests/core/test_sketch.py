@@ -16,7 +16,7 @@ def random_matrices(d: int, n: int):
 
 def ready(beta: float, d: int = 6, m: int = 4, seed: int = 0) -> Sketch:
     sketch = Sketch(d, m, beta, seed, th.float64, CPU)
-    sketch.draw()
+    sketch.draw_once()
     return sketch
 
 
@@ -64,7 +64,7 @@ def test_drawing_leaves_the_global_generator_alone():
 def test_omega_is_drawn_once():
     sketch = ready(0.9)
     old = sketch.omega
-    sketch.draw()
+    sketch.draw_once()
     assert sketch.omega is old
 
 
@@ -73,8 +73,8 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
     sketch = ready(0.9)
     sketch.update(sketch.omega, sketch.omega, 1.0)
     with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
-        sketch.fit(th.tensor([shape[0]]), shape[1], 0.9, th.float64)
-    sketch.draw()
+        sketch.adapt(th.tensor([shape[0]]), shape[1], 0.9, th.float64)
+    sketch.draw_once()
     assert sketch.omega.shape == shape
     assert not sketch.y_fisher.any()
     assert sketch.ema_weight.item() == 0.0
@@ -82,11 +82,11 @@ def test_another_shape_starts_afresh_with_a_warning(shape):
 
 def test_other_parameters_of_the_same_number_start_afresh_with_a_warning():
     sketch = ready(0.9)
-    sketch.fit(th.tensor([4, 2]), 4, 0.9, th.float64)
-    sketch.draw()
+    sketch.adapt(th.tensor([4, 2]), 4, 0.9, th.float64)
+    sketch.draw_once()
     now = "but now there are other parameters of the same number"
     with pytest.warns(UserWarning, match=f"d=6 actor parameters and m=4 projections, {now}"):
-        sketch.fit(th.tensor([2, 4]), 4, 0.9, th.float64)
+        sketch.adapt(th.tensor([2, 4]), 4, 0.9, th.float64)
     assert sketch.omega.numel() == 0
 
 
@@ -96,8 +96,8 @@ def test_a_cleared_sketch_starts_afresh_without_a_warning_and_with_another_omega
     sketch.update(old, old, 1.0)
     sketch.clear()
     assert sum(value.numel() for key, value in sketch.state_dict().items() if key != "generator") == 1
-    sketch.fit(th.tensor([1, 5]), 4, 0.9, th.float64)
-    sketch.draw()
+    sketch.adapt(th.tensor([1, 5]), 4, 0.9, th.float64)
+    sketch.draw_once()
     assert sketch.omega.shape == old.shape
     assert not th.equal(sketch.omega, old)
     assert not sketch.y_fisher.any()
@@ -113,8 +113,8 @@ def test_state_survives_and_goes_on_identically():
     assert th.equal(one.update(one.omega, one.omega, 0.2), other.update(other.omega, other.omega, 0.2))
     for sketch in (one, other):
         with pytest.warns(UserWarning, match="starts afresh"):
-            sketch.fit(th.tensor([8]), 4, 0.9, th.float64)
-        sketch.draw()
+            sketch.adapt(th.tensor([8]), 4, 0.9, th.float64)
+        sketch.draw_once()
     assert th.equal(one.omega, other.omega)
 
 
@@ -122,7 +122,7 @@ def test_an_empty_state_survives():
     one, other = (Sketch(6, 4, 0.9, seed, th.float64, CPU) for seed in (0, 1))
     other.load_state_dict(one.state_dict())
     for sketch in (one, other):
-        sketch.draw()
+        sketch.draw_once()
     assert th.equal(one.omega, other.omega)
 
 
