@@ -219,18 +219,14 @@ def as_sb3(make_callback=lambda: None, **kwargs):
     return ours, theirs
 
 
+BUFFER_ARRAYS = (
+    "observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns"
+)  # fmt: skip
+
+
 def assert_same_buffers(ours: RolloutBuffer, theirs: RolloutBuffer) -> None:
     assert ours.pos == theirs.pos
-    for name in (
-        "observations",
-        "actions",
-        "rewards",
-        "episode_starts",
-        "values",
-        "log_probs",
-        "advantages",
-        "returns",
-    ):
+    for name in BUFFER_ARRAYS:
         # actions are sums in another order, or choices
         is_exact = name in ("observations", "episode_starts")
         map_observations(

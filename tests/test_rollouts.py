@@ -14,6 +14,7 @@ from sb3_uatrpo.buffers import LeanRolloutBuffer
 from tests.helpers import (
     ACTION_SPACES,
     BOTH,
+    BUFFER_ARRAYS,
     DICT,
     IMAGE,
     At,
@@ -147,16 +148,7 @@ def test_the_lean_buffer_has_the_numbers_of_stable_baselines3_bit_for_bit(action
     for buffer in buffers:
         assert buffer.full
         buffer.compute_returns_and_advantage(last, dones)
-    for name in (
-        "observations",
-        "actions",
-        "rewards",
-        "episode_starts",
-        "values",
-        "log_probs",
-        "advantages",
-        "returns",
-    ):
+    for name in BUFFER_ARRAYS:
         assert_close(*(getattr(buffer, name) for buffer in buffers), is_exact=True, what=name)
 
 
