@@ -281,7 +281,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
     def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
         """
         As Stable-Baselines3's, but what the schedule takes below zero counts as zero: the remaining progress is
-        negative in the last update of most runs, since it may go beyond ``total_timetimesteps``.
+        negative in the last update of most runs, since it may go beyond ``total_timesteps``.
         """
         rate = float(self.lr_schedule(self._current_progress_remaining))
         rate = check_rate("learning_rate", 0.0 if -math.inf < rate < 0.0 else rate)
