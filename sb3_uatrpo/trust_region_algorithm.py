@@ -1,4 +1,9 @@
-"""The order of an update: rollout → batch → estimates → direction → length → line search → critic → log."""
+"""
+The order of an update: rollout → batch → estimates → direction → length → line search → critic → log.
+
+A *head* h holds the parameters of the action distribution at each timestep, such as means and log σ: a tensor of shape
+``(n, k)``. The distribution's *family* computes log-probabilities and KL divergences from it.
+"""
 
 import math
 import warnings
@@ -124,23 +129,22 @@ class TrustRegionAlgorithm(SB3Algorithm):
     def _update(self, actor: Actor) -> None:
         # The timesteps of the buffer, environment by environment
         rollout = rollout_batch(self.rollout_buffer, self.normalize_advantage, self._takes_masks)
-        # In evaluation mode, and without gradient hooks
-        with actor.differentiable_policy():
+        # In evaluation mode, without gradient hooks, on a copy of action_dist that is dropped with its graph
+        with actor.update_mode():
             self._check_observations(actor, rollout)
             self._update_learning_rate(self.policy.optimizer)
             batch, values = self._join_old_rollouts(rollout)
             # Which parameters are θ, and one step along them
             self._find_params(actor, batch)
             values |= self._update_actor(actor, batch, len(rollout), values["n_trajectories"])
-            # θ is settled, but the critic's epochs may change batch-norm statistics that the actor shares: compare
-            # its heads, the parameters of its action distribution at each timestep, before and after them
+            # θ is settled, but the critic's epochs may change batch-norm statistics that the actor shares
             shares_statistics = any(True for _ in self.policy.buffers())
             updated_head = actor.heads(batch) if shares_statistics else None
         # Epochs of the critic; the distribution that they leave in the policy is dropped
         with actor.distribution_of_its_own():
             losses = fit_values(actor, self.rollout_buffer, self.batch_size, self.n_critic_updates)
         if updated_head is not None:
-            with actor.differentiable_policy():
+            with actor.update_mode():
                 values["critic_kl"] = actor.family.kl(updated_head, actor.heads(batch)).mean().item()
         self._show_distribution(rollout)
         if self.n_reused_rollouts > 0:

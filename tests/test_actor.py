@@ -23,7 +23,7 @@ def prepared(action_space="box", **kwargs):
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 def test_its_parameters_are_those_that_the_distribution_depends_on(action_space):
     model, batch, actor = prepared(action_space)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
     assert actor.n_params == len(actor_vector(model))
@@ -48,7 +48,7 @@ def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
 def test_observations_may_be_a_dict():
     policy_kwargs = {"net_arch": [3], "features_extractor_class": SmallCombined}
     model, batch, actor = prepared(observation_space=DICT, policy=DoubleMultiInputPolicy, policy_kwargs=policy_kwargs)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         heads = actor.heads(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
@@ -59,7 +59,7 @@ def test_observations_may_be_a_dict():
 def test_log_probabilities_and_their_gradient_are_the_policys(action_space):
     model, batch, actor = prepared(action_space)
     obs, actions, advantages = env_major(model)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         estimates = actor.estimates(batch)
         heads = actor.heads(batch)
@@ -82,7 +82,7 @@ def test_the_policy_is_as_it_was_afterwards():
     for training in (True, False):
         policy.set_training_mode(training)
         distribution, hooks = policy.action_dist, policy.action_net.weight._backward_hooks
-        with suppress(ZeroDivisionError), actor.differentiable_policy():
+        with suppress(ZeroDivisionError), actor.update_mode():
             assert not policy.training
             assert policy.action_dist is not distribution
             assert not policy.action_net.weight._backward_hooks
@@ -101,7 +101,7 @@ def test_the_policy_is_as_it_was_afterwards():
 
 def test_it_moves_along_a_step_and_comes_back_exactly():
     model, batch, actor = prepared(double=False)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
     before = actor_vector(model)
     step = th.randn(actor.n_params, generator=th.Generator().manual_seed(0))
@@ -123,7 +123,7 @@ def test_it_moves_along_a_step_and_comes_back_exactly():
 
 def test_the_head_is_that_of_the_policys_own_distribution():
     model, batch, actor = prepared()
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         heads = actor.heads(batch)
     distribution = torch_distribution(model.policy, batch.observations)

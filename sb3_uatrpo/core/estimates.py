@@ -23,6 +23,8 @@ from functools import cached_property, reduce
 
 import torch as th
 
+from sb3_uatrpo.core.memory import at_once
+
 #: A graph of the policy may keep this many bytes of activations; longer batches are processed in parts.
 GRAPH_BYTES = 16 * 2**20
 #: Products with many columns process PRODUCT_TIMESTEPS timesteps at once, or as many as have a graph of
@@ -32,13 +34,6 @@ PRODUCT_TIMESTEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
 #: Products process columns in chunks whose temporaries take about this many bytes.
 COLUMN_BYTES = 12 * 2**20
-#: A GPU processes this many times more at once: its memory is larger, and small pieces take it as long to start.
-GPU_FACTOR = 32
-
-
-def at_once(limit: int, device: th.device) -> int:
-    """:return: how many bytes or rows the device processes at once where a CPU processes ``limit``"""
-    return limit * GPU_FACTOR if device.type == "cuda" else limit
 
 
 def batched_grad(

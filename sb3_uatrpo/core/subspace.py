@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 import torch as th
 
-from sb3_uatrpo.core.estimates import at_once
+from sb3_uatrpo.core.memory import at_once
 
 #: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
 RESOLUTION = th.finfo(th.float32).eps

@@ -96,7 +96,7 @@ def _estimates_and_reference(name: str, n: int):
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages, advantages)
     actor = Actor(model.policy)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
     estimates = actor.estimates(batch)
     d = actor.n_params
@@ -221,7 +221,7 @@ def test_single_precision_rounds_the_dense_reference(action_space, layered):
         model.policy.action_net.register_forward_hook(lambda *args: None)
     obs, actions, advantages = env_major(model)
     actor, batch = Actor(model.policy), Batch(obs, actions, advantages.float(), advantages)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         estimates = actor.estimates(batch)
         assert isinstance(estimates._whole, LayeredLinearization) == layered
