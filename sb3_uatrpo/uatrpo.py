@@ -319,20 +319,22 @@ class UATRPO(TrustRegionAlgorithm):
         gradient = estimates.gradient
         sketch = self.sketch
         n_projections = self._projections_that_fit(len(gradient), gradient.dtype, known=sketch.shape[1])
+        # The averages belong to one θ and one Ω: if parameters or m are others, both start afresh, with a warning
         sketch.adapt(estimates.layout, n_projections, self.ema_beta, gradient.dtype)
         sketch.draw_once()
         fisher_omega, covariance_omega = estimates.subsample.products(sketch.omega)
-        diagnostics = {"radius_squared": self._radius_squared(estimates)}
-        # A moving average never recovers from a NaN, so check first. isfinite on the matrices would copy both of them.
+        values = {"radius_squared": self._radius_squared(estimates)}
+        # A moving average never recovers from a NaN, so check first; isfinite would copy both matrices, which are
+        # column-major. Torch refuses a factor beyond the range of their type.
         extremes = th.stack([*fisher_omega.T.aminmax(), *covariance_omega.T.aminmax()])
         coefficient = self._coefficient(estimates)
         if not (bool(extremes.isfinite().all()) and coefficient <= th.finfo(sketch.dtype).max):
-            return Direction(th.full_like(gradient, math.nan), diagnostics)
-        # Y = M̂Ω of the moving averages, in the memory of F̂Ω
+            return Direction(th.full_like(gradient, math.nan), values)
+        # Y = M̂Ω = (Y_F + c·R_n²·Y_Σ)/(1-β^k) from the averages after k updates, in the memory of F̂Ω
         Y = sketch.update(fisher_omega, covariance_omega, coefficient)
         solution = subspace_direction(Y, sketch.omega, gradient, self.projection_solver, self.shrinkage)
-        diagnostics["subspace_rank"] = solution.rank
-        return Direction(solution.vector, diagnostics, solution.isotropic_curvature)
+        values["subspace_rank"] = solution.rank
+        return Direction(solution.vector, values, solution.isotropic_curvature)
 
     def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
         v = direction.vector

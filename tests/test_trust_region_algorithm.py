@@ -388,7 +388,7 @@ def test_a_step_into_nowhere_restores_the_policy_exactly(cls, monkeypatch):
 
     def far(self, direction, estimates):
         length = found(self, direction, estimates)
-        return type(length)(1e38, length.kl_estimated, length.diagnostics)
+        return type(length)(1e38, length.kl_estimated, length.values)
 
     monkeypatch.setattr(type(model), "_find_length", far)
     before = actor_vector(model)
@@ -478,7 +478,7 @@ def test_a_step_that_lowers_the_objective_is_not_taken(cls, monkeypatch):
 
     def downhill(self, estimates):
         direction = found(self, estimates)
-        return type(direction)(-direction.vector, direction.diagnostics)
+        return type(direction)(-direction.vector, direction.values)
 
     monkeypatch.setattr(cls, "_find_direction", downhill)
     model = small(cls, line_search_kl_factor=100.0, normalize_advantage=False)
