@@ -57,7 +57,13 @@ SHARED_KEYS = {
     "learning_rate",
     "n_updates",
 }
-UATRPO_KEYS = {"uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank"}
+UATRPO_KEYS = {
+    "uncertainty_penalty",
+    "uncertainty_share",
+    "radius_squared",
+    "subspace_rank",
+    "gradient_snr",
+}
 
 
 def small(cls, action_space="box", **kwargs):
@@ -89,7 +95,7 @@ def test_every_key_is_logged(cls, action_space):
     model.train()
     log = logged(model)
     wanted = SHARED_KEYS | (UATRPO_KEYS if cls is UATRPO else set()) | ({"std"} if "box" in action_space else set())
-    assert set(log) == wanted
+    assert set(log) == wanted | ({"noise_scale"} if log.get("gradient_snr", 0.0) > 0.0 else set())
     assert all(np.isfinite(value) for value in log.values())
     assert log["kl_ratio"] == pytest.approx(log["kl_proposed"] / log["kl_estimated"])
     if cls is UATRPO:

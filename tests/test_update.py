@@ -52,7 +52,14 @@ def check_updates(model, n_updates: int, noise: float = 0.0, rtol: float = 1e-5)
         before = actor_vector(model)
         model.train()
         log = logged(model)
-        for key in ("kl_estimated", "uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank"):
+        for key in (
+            "kl_estimated",
+            "uncertainty_penalty",
+            "uncertainty_share",
+            "radius_squared",
+            "subspace_rank",
+            "gradient_snr",
+        ):
             assert log[key] == pytest.approx(expected[key], rel=1e-4), key
         moved = actor_vector(model) - before
         assert log["step_fraction"] > 0

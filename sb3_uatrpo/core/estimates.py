@@ -210,6 +210,22 @@ class SampleEstimates:
         parts = self._linearizations()
         return reduce(th.add, (part.vjp(part.scores[None] / self.n_timesteps).squeeze(1) for part in parts))
 
+    def noise(self) -> th.Tensor:
+        """
+        A vector with the covariance of ĝ and mean zero, whatever its mean g: the difference of the mean gradients of
+        the first and the second half of the timesteps, scaled by √(n_1·n_2)/n. Timesteps within a half may depend on
+        each other.
+
+        :return: shape ``(d,)``
+        """
+        n, n_first = self.n_timesteps, self.n_timesteps // 2
+        ratio = ((n - n_first) / n_first) ** 0.5
+        weights = th.full((1, n), -1.0 / (ratio * n), dtype=th.float64, device=self._device)
+        weights[:, :n_first] = ratio / n
+        parts = zip(self._linearizations(), self.parts, strict=True)
+        pulled = (part.weighted_samples(weights[:, timesteps].to(part.scores)) for part, timesteps in parts)
+        return reduce(th.add, pulled).squeeze(1)
+
     def standard_error(self) -> th.Tensor:
         """
         Standard error of each coordinate of ĝ over the timesteps, se_j = √(Σ_i (ξ_ij - ĝ_j)² / (n(n-1))), from the
