@@ -79,7 +79,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
         "results.html",
         "rl_zoo.html#hook",
         "_images/recommended.png",
-        "_images/agents.gif",
         r"_downloads/\w+/shortest.py",
     ):
         assert re.search(f'"{found}"', front)
