@@ -1,6 +1,5 @@
 """The rule that judges the study, on samples whose verdicts are plain."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -196,24 +195,3 @@ def test_evaluations_are_compared_where_there_are_some(tmp_path, capsys):
     assert of_evaluations["p"] == of_evaluations["corrected"] == f"{p:.3f}"
     said = "uatrpo_paper against ppo, mean of the last evaluations: no task has several runs of both"
     assert said in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("report", "noise", "more"),
-    [
-        ("paper/plain", 0, []),
-        ("paper/noise", 1, []),
-        ("paper_every_tenth", 0, []),
-        ("first", 0, []),
-        ("pilot", 0, []),
-        ("pilot/noise", 1, []),
-        ("adversarial_noise", 1, []),
-        ("adversarial_noise_repeated", 1, ["adversarial_noise"]),
-    ],
-)
-def test_the_reports_are_those_of_the_committed_runs(tmp_path, report, noise, more, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    folders = [f"benchmarks/results/{name}" for name in (*more, re.sub("/plain|/noise", "", report))]
-    page = tmp_path / "new" / "judged.md"
-    main(["--folder", *folders, "--noise", str(noise), "--report", str(page)])
-    assert (RESULTS / report / "judged.md").read_text("utf-8") == page.read_text("utf-8")

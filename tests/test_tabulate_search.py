@@ -1,8 +1,6 @@
 """The table of a search, on runs whose results are plain."""
 
-from pathlib import Path
-
-from tabulate_search import SEEDS, finished_runs, main, report, tabulate_changes, tabulate_objective
+from tabulate_search import SEEDS, finished_runs, main, tabulate_changes, tabulate_objective
 
 from tests.study.synthetic import write_run
 from tests.tables import rows
@@ -102,8 +100,3 @@ def test_changes_are_differences_from_the_base(tmp_path):
     table = tabulate_changes(finished_runs(tmp_path).runs, "the base", ["another start"])
     assert table.splitlines()[0] == "| change | Ant-v4 | Hopper-v4 |"
     assert table.splitlines()[2:] == ["| less noise | – | +100 ± 9 [4] |", "| one run | – | -15 [1] |"]
-
-
-def test_the_report_is_that_of_the_committed_runs():
-    results = Path(__file__).parents[1] / "benchmarks" / "results"
-    assert (results / "search" / "report.md").read_text("utf-8") == report(results / "search", results / "rivals")
