@@ -64,15 +64,15 @@ def test_a_clear_lead_holds_and_is_due_to_the_part_without_which_it_is_gone():
 OF_KL = {0.005: 0.2, 0.02: 0.5, 0.05: 0.8}
 
 
-def test_step_lengths_are_chosen_by_the_mean_over_seeds():
+@pytest.mark.parametrize(("of_the_paper", "verdict"), [(0.6, "holds"), (0.5, "does not hold")])
+def test_step_lengths_are_chosen_by_the_mean_over_seeds(of_the_paper, verdict):
     """The paper's length leads if it beats the mean step of every TRPO."""
-    for of_the_paper, verdict in ((0.6, "holds"), (0.5, "does not hold")):
-        table = module.scores_of(study(lambda method, size, kl, seed: OF_KL.get(kl, of_the_paper), n_seeds=2))
-        values, differences = module.judge(table)
-        assert module.verdicts(differences)[6] == f"needs no target_kl at 250 steps: {verdict}"
-        for length, score in {"worst": 0.2, "best": 0.8, "mean": 0.5}.items():
-            found = values[(values.method == "damping 1") & (values.length == length)]
-            assert found[["value", "low", "high"]].to_numpy() == pytest.approx(score)
+    table = module.scores_of(study(lambda method, size, kl, seed: OF_KL.get(kl, of_the_paper), n_seeds=2))
+    values, differences = module.judge(table)
+    assert module.verdicts(differences)[6] == f"needs no target_kl at 250 steps: {verdict}"
+    for length, score in {"worst": 0.2, "best": 0.8, "mean": 0.5}.items():
+        found = values[(values.method == "damping 1") & (values.length == length)]
+        assert found[["value", "low", "high"]].to_numpy() == pytest.approx(score)
 
 
 def test_one_rival_that_does_as_well_is_enough_against_it():
