@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_values_are_read_as_python_writes_them():
     # as text, "false" would switch on what it should switch off
     words = [split_assignment(f"name:{text}")[1] for text in ("false", "TRUE", "null", "none")]
     assert words == [False, True, None, None]
+    assert parse_seeds(["3", "1-2", 2]) == [3, 1, 2]
 
 
 FILES = {
@@ -164,6 +166,16 @@ FILES = {
         ({"variants": {".hidden": {"ppo": {}}}}, "or '.' first"),
         ({"variants": {"empty": None}}, "variant 'empty' (name: {algorithm: {hyperparameter: value}})"),
         ({"variants": {"a b": {"ppo": {}}, "a-b": {"ppo": {}}}}, "would have one folder, a-b/ppo/CartPole-v1_1"),
+        ({"seeds": ["0-4000000000"]}, "of up to 100,000 seeds, but it is 0-4000000000"),
+        ({"study": "algorithms: [ppo"}, "while parsing"),
+        ({"study": ""}, "it must hold algorithms, environments, "),
+        ({"study": "{environment: [Hopper-v4], seeds: 1}"}, "all optional, not environment"),
+        ({"study": "algos: [ppo]"}, "all optional, not algos"),
+        ({"study": "[ppo]"}, "all optional, not ['ppo']"),
+        ({"study": "algorithms: ppo"}, "algorithms must be a list, but it is 'ppo'"),
+        ({"study": "eval_freq: often"}, "eval_freq must be a int, but it is 'often'"),
+        ({"study": "seeds: 3-1"}, "a seed must be an integer"),
+        ({"study": "noise: [high]"}, "could not convert string to float: 'high'"),
     ],
 )
 def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):
@@ -173,11 +185,16 @@ def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     if (name := changes.get("conf_files", [""])[0]) in FILES:
         changes = {"conf_files": [str(tmp_path / name)]}
-    arguments = {"algos": ["ppo"], "env_ids": ["CartPole-v1"], "seeds": [0], "n_timesteps": 10, **changes}
+    call = partial(plan, **{"algos": ["ppo"], "env_ids": ["CartPole-v1"], "seeds": [0], "n_timesteps": 10, **changes})
+    if "study" in changes:
+        (tmp_path / "study.yml").write_text(changes["study"])
+        call = partial(read_study_file, tmp_path / "study.yml")
     with pytest.raises(StudyError) as caught:
-        plan(**arguments)
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+        call()
+    said = str(caught.value)
+    assert message in said
+    assert said.startswith(f"{tmp_path / 'study.yml'}: ") == ("study" in changes)
+    assert len(said.splitlines()) == 1
 
 
 def test_names_of_varied_values_tell_them_apart():
@@ -189,12 +206,6 @@ def test_names_of_varied_values_tell_them_apart():
     assert names("uatrpo", trust_region_delta=[1e-6, 0.03]) == ["trust_region_delta=1e-06", "trust_region_delta=0.03"]
     (run,) = plan(["ppo"], ["CartPole-v1"], [0], 10, vary={"policy_kwargs": ["dict(a=[64],net_arch=[32,64])"]})
     assert run.variant == "policy_kwargs=dict(a=[64], net_arch=[32, 64])"
-
-
-def test_a_range_of_seeds_is_bounded_before_it_is_written_out():
-    assert parse_seeds(["3", "1-2", 2]) == [3, 1, 2]
-    with pytest.raises(StudyError, match="of up to 100,000 seeds, but it is 0-4000000000"):
-        parse_seeds(["0-4000000000"])
 
 
 def test_the_documented_commands_plan_the_committed_runs():
@@ -231,23 +242,12 @@ def test_the_documented_commands_plan_the_committed_runs():
         assert {tuple(of) for of in committed} == {tuple(of[name] for name in names) for of in settings}
 
 
-STUDY = """\
-algorithms: [ppo]
-environments: [CartPole-v1]
-seeds: 0-1
-n_timesteps: 64
-eval_freq: 0
-noise: [1]
-variants:
-  myopic:
-    ppo: {gamma: 0.5}
-    uatrpo: {gamma: 0.5}
-"""
-
-
 def test_a_study_file(tmp_path):
     file = tmp_path / "study.yml"
-    file.write_text(STUDY)
+    file.write_text(
+        "{algorithms: [ppo], environments: [CartPole-v1], seeds: 0-1, n_timesteps: 64, eval_freq: 0, noise: [1], "
+        "variants: {myopic: {ppo: {gamma: 0.5}, uatrpo: {gamma: 0.5}}}}"
+    )
     study = read_study_file(file)
     assert study.pop("vary") == {NOISE: [1.0]}
     runs = plan(**study)
@@ -255,30 +255,6 @@ def test_a_study_file(tmp_path):
     assert [(run.algo, run.variant, run.seed) for run in runs] == [(*of, seed) for seed in (0, 1) for of in of_each]
     assert all((run.n_timesteps, run.eval_freq) == (64, 0) for run in runs)
     assert [run.hyperparameters["gamma"] for run in runs[1:3]] == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("algorithms: [ppo", "while parsing"),
-        ("", "it must hold algorithms, environments, "),
-        ("{environment: [Hopper-v4], seeds: 1}", "all optional, not environment"),
-        ("algos: [ppo]", "all optional, not algos"),
-        ("[ppo]", "all optional, not ['ppo']"),
-        ("algorithms: ppo", "algorithms must be a list, but it is 'ppo'"),
-        ("eval_freq: often", "eval_freq must be a int, but it is 'often'"),
-        ("seeds: 3-1", "a seed must be an integer"),
-        ("noise: [high]", "could not convert string to float: 'high'"),
-    ],
-)
-def test_a_study_file_that_makes_no_sense_is_one_line(text, message, tmp_path):
-    file = tmp_path / "study.yml"
-    file.write_text(text)
-    with pytest.raises(StudyError) as caught:
-        read_study_file(file)
-    assert str(caught.value).startswith(f"{file}: ")
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("missing", ["pandas", "scipy"])
