@@ -33,13 +33,6 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path):
     assert best["explained variance"] == "–"
 
 
-def test_means_have_standard_errors_where_there_are_several_runs(tmp_path):
-    write_runs(tmp_path, "four runs", {"Hopper-v4": 1000})
-    write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
-    table = rows(main(["--folder", str(tmp_path)]))
-    assert {row["setting"]: row["final return"] for row in table} == {"four runs": "1,000 ± 6", "one run": "985"}
-
-
 def test_the_objective_ranks_settings_that_have_all_seeds_on_each_task(tmp_path):
     search, rivals = tmp_path / "search", tmp_path / "rivals"
     write_runs(search, "", {"Hopper-v4": 1000, "Ant-v4": 900})
@@ -71,14 +64,6 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     # 3,015 and 1,015 with seed 103
     assert scores[103,] == [("other runs", "3.015"), ("two runs", "1.015")]
     assert scores[100, 103] == [("two runs", "1.000 ± 0.015")]
-
-
-def test_nothing_is_ranked_without_all_runs(tmp_path):
-    write_runs(tmp_path / "search", "", {"Hopper-v4": 1000}, seeds=[100])
-    write_runs(tmp_path / "rivals", "", {"Hopper-v4": 2000}, algo="ppo")
-    runs, rivals = (finished_runs(tmp_path / name).runs for name in ("search", "rivals"))
-    assert tabulate_objective(runs, rivals, ["Hopper-v4"], SEEDS) == ""
-    assert "| base | " in tabulate_objective(runs, rivals, ["Hopper-v4"], [100])
 
 
 def test_what_is_behind_is_marked(tmp_path):
