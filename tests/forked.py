@@ -46,7 +46,7 @@ def runs_of_studies() -> Any:
 
 
 def _ended(words: Sequence[str], env: dict[str, str], stdout: IO[bytes], **pipes: Any) -> mock.Mock:
-    """As much of a ``subprocess.Popen`` as a study asks for."""
+    """As much of a ``subprocess.Popen`` as a study asks for; tests that kill a study's processes start real ones."""
     ended = _run(words[1:], None, Path.cwd(), env)
     stdout.write((ended.stdout + ended.stderr).encode())
     return mock.Mock(returncode=ended.code, poll=lambda: ended.code)

@@ -1,7 +1,6 @@
-"""The one test of the uncertainty term, on samples whose outcome is known, and its committed report."""
+"""The one test of the uncertainty term, on samples whose outcome is known."""
 
 import itertools
-from pathlib import Path
 
 import judge_uncertainty_term as module
 import numpy as np
@@ -45,9 +44,3 @@ def test_a_row_has_the_mean_over_environments():
     row = module.table_of({"made up": pd.DataFrame(rows)}).splitlines()[-1]
     assert row.startswith("| made up | 10, 8 | +0.120, p = ")
     assert row.endswith("| +0.000, p = 1.00 | Ant +0.32, Hopper -0.08 |")
-
-
-def test_the_report_is_that_of_the_committed_runs(tmp_path):
-    module.main(["--report", str(tmp_path / "report.md")])
-    committed = Path(__file__).parents[1] / "benchmarks" / "results" / "uncertainty_term.md"
-    assert (tmp_path / "report.md").read_text("utf-8") == committed.read_text("utf-8")

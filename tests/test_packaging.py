@@ -33,47 +33,33 @@ def metadata(built) -> Message:
         return Parser().parsestr(wheel.read(f"sb3_uatrpo-{__version__}.dist-info/METADATA").decode())
 
 
-def test_the_wheel_holds_the_package_and_its_hook(built):
-    assert built["wheel"].name == f"sb3_uatrpo-{__version__}-py3-none-any.whl"
-    assert built["wheel"].stat().st_size < 150_000
-    about = {f"sb3_uatrpo-{__version__}.dist-info/{name}" for name in ("METADATA", "RECORD", "WHEEL", "top_level.txt")}
-    licence = {f"sb3_uatrpo-{__version__}.dist-info/licenses/LICENSE"}
+def test_wheel_and_sdist_hold_the_package_and_what_it_needs(built):
+    dist_info = f"sb3_uatrpo-{__version__}.dist-info"
+    about = {f"{dist_info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "top_level.txt", "licenses/LICENSE")}
     with zipfile.ZipFile(built["wheel"]) as wheel:
         assert wheel.testzip() is None
-        hook = {f"{HOOK}{suffix}" for suffix in (".py", ".pth", ".start")}
-        assert set(wheel.namelist()) == PACKAGE | hook | about | licence
-
-
-def test_the_sdist_holds_what_a_build_needs(built):
-    assert built["sdist"].name == f"sb3_uatrpo-{__version__}.tar.gz"
-    assert built["sdist"].stat().st_size < 150_000
+        assert set(wheel.namelist()) == PACKAGE | {f"{HOOK}{suffix}" for suffix in (".py", ".pth", ".start")} | about
     with tarfile.open(built["sdist"]) as sdist:
         names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
     made = {"PKG-INFO", *(f"sb3_uatrpo.egg-info/{name}" for name in EGG_INFO)}
     assert names == PACKAGE | {f"{HOOK}.py"} | DOCUMENTS | BUILD | made
+    assert built["wheel"].name == f"sb3_uatrpo-{__version__}-py3-none-any.whl"
+    assert built["sdist"].name == f"sb3_uatrpo-{__version__}.tar.gz"
+    assert max(path.stat().st_size for path in built.values()) < 150_000
 
 
 def test_the_metadata_is_complete(metadata):
-    assert metadata["Name"] == "sb3_uatrpo"
-    assert metadata["Version"] == __version__
-    assert metadata["Author"] == "The sb3_uatrpo contributors"
-    assert metadata["License-Expression"] == "MIT"
-    assert metadata["License-File"] == "LICENSE"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert "UA-TRPO" in metadata["Summary"]
-    assert {"reinforcement-learning", "TRPO", "stable-baselines3"} <= set(metadata["Keywords"].split(","))
+    for name, value in {
+        "Name": "sb3_uatrpo",
+        "Version": __version__,
+        "License-Expression": "MIT",
+        "License-File": "LICENSE",
+        "Description-Content-Type": "text/markdown",
+    }.items():
+        assert metadata[name] == value
     assert "Typing :: Typed" in metadata.get_all("Classifier")
-    assert metadata.get_all("Provides-Extra") == [
-        "mujoco",
-        "train",
-        "zoo",
-        "maskable",
-        "study",
-        "ray",
-        "onnx",
-        "docs",
-        "tests",
-    ]
+    extras = "mujoco train zoo maskable study ray onnx docs tests"
+    assert metadata.get_all("Provides-Extra") == extras.split()
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert {re.split(r"[<>=]", line)[0] for line in needed} == {"stable-baselines3", "torch", "gymnasium", "numpy"}
     assert metadata.get_payload() == (ROOT / "README.md").read_text()
@@ -107,46 +93,46 @@ SCRIPT = ROOT / ".github" / "public_links.py"
 REPOSITORY = "https://github.com/somebody/something"
 
 
-def test_a_release_links_to_the_files_of_its_tag(tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "page.md").touch()
-    (tmp_path / "docs" / "picture.png").touch()
-    (tmp_path / "docs" / "film.gif").touch()
-    (tmp_path / "README.md").write_text(
-        "[a page](docs/page.md#part) and [a folder](docs), [elsewhere](https://example.org/docs) and [here](#part)\n"
-        "![a picture](docs/picture.png) [![both](docs/picture.png)](docs/page.md)\n![a film](docs/film.gif)\n"
-    )
+@pytest.fixture
+def released(tmp_path):
+    """The README as a release writes it, and the URLs; ``code`` is 1 if it stops."""
     (tmp_path / "setup.cfg").write_text("[metadata]\nname = something\n\n[options]\npackages = find:\n")
-    run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path)
-    raw = "https://raw.githubusercontent.com/somebody/something/v1.0"
-    blob = f"{REPOSITORY}/blob/v1.0"
-    assert (tmp_path / "README.md").read_text() == (
-        f"[a page]({blob}/docs/page.md#part) and [a folder]({blob}/docs), [elsewhere](https://example.org/docs) and "
-        f"[here](#part)\n![a picture]({raw}/docs/picture.png) [![both]({raw}/docs/picture.png)]({blob}/docs/page.md)\n"
+
+    def find(readme: str, code: int = 0) -> str:
+        (tmp_path / "README.md").write_text(readme)
+        said = run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path, code=code)
+        return said if code else (tmp_path / "README.md").read_text()
+
+    return find
+
+
+def test_a_release_links_to_the_files_of_its_tag(released, tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name in ("page.md", "picture.png", "film.gif"):
+        (tmp_path / "docs" / name).touch()
+    raw, blob = "https://raw.githubusercontent.com/somebody/something/v1.0", f"{REPOSITORY}/blob/v1.0"
+    kept = "[elsewhere](https://example.org/docs) and [here](#part)"
+    assert released(
+        f"[a page](docs/page.md#part) and [a folder](docs), {kept}\n"
+        "![a picture](docs/picture.png) [![both](docs/picture.png)](docs/page.md)\n![a film](docs/film.gif)\n"
+    ) == (
+        f"[a page]({blob}/docs/page.md#part) and [a folder]({blob}/docs), {kept}\n"
+        f"![a picture]({raw}/docs/picture.png) [![both]({raw}/docs/picture.png)]({blob}/docs/page.md)\n"
         f"![a film]({raw}/docs/film.gif)\n"
     )
     settings = configparser.ConfigParser()
     settings.read(tmp_path / "setup.cfg")
     urls = dict(line.split(" = ") for line in settings["metadata"]["project_urls"].strip().splitlines())
-    assert urls["Source"] == REPOSITORY
-    assert urls["Changelog"] == f"{blob}/CHANGELOG.md"
+    assert (urls["Source"], urls["Changelog"]) == (REPOSITORY, f"{blob}/CHANGELOG.md")
     assert settings["options"]["packages"] == "find:"
 
 
-def test_no_link_of_this_readme_is_dead_or_stays_relative(tmp_path):
+def test_no_link_of_this_readme_is_dead_or_stays_relative(released, tmp_path):
     for path in ROOT.iterdir():
-        if path.name in ("README.md", "setup.cfg"):
-            (tmp_path / path.name).write_text(path.read_text())
-        else:
+        if path.name not in ("README.md", "setup.cfg"):
             (tmp_path / path.name).symlink_to(path)
-    run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path)
-    targets = re.findall(r"\]\(([^)]+)\)", (tmp_path / "README.md").read_text())
+    targets = re.findall(r"\]\(([^)]+)\)", released((ROOT / "README.md").read_text()))
     assert sum(target.startswith(REPOSITORY) for target in targets) > 10
     assert all(target.startswith(("https://", "#")) for target in targets)
-
-
-def test_a_dead_link_stops_the_release(tmp_path):
-    (tmp_path / "README.md").write_text("[gone](docs/gone.md)\n")
-    (tmp_path / "setup.cfg").write_text("[metadata]\n\n[options]\n")
-    said = run(sys.executable, SCRIPT, "somebody/something", "v1.0", cwd=tmp_path, code=1)
+    said = released("[gone](docs/gone.md)\n", code=1)
     assert said == "README.md links to docs/gone.md, which is not there\n"

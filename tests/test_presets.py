@@ -5,13 +5,14 @@ import pickle
 import warnings
 
 import pytest
-from gymnasium import spaces
 from stable_baselines3.common.envs import IdentityEnvMultiBinary
 
 from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES, UATRPO
 
+PRESETS = pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES])
 
-@pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES])
+
+@PRESETS
 def test_without_changes_a_preset_is_its_arguments(preset):
     assert {**preset} == preset() == preset
 
@@ -22,16 +23,12 @@ def test_changes_replace_arguments_and_add_others():
     model = UATRPO("MlpPolicy", "Pendulum-v1", device="cpu", **changed)
     assert (model.gamma, model.seed, model.shrinkage) == (0.9, 3, RECOMMENDED["shrinkage"])
     assert (model.policy.log_std == -1.0).all()
-
-
-def test_changed_policy_kwargs_keep_the_others():
+    # of policy_kwargs, the others are kept
     assert RECOMMENDED(policy_kwargs={"net_arch": [8]})["policy_kwargs"] == {"log_std_init": -1, "net_arch": [8]}
     assert RECOMMENDED(policy_kwargs={"log_std_init": 0})["policy_kwargs"] == {"log_std_init": 0}
     assert RECOMMENDED(policy_kwargs=None) == RECOMMENDED
     assert RECOMMENDED_DISCRETE(policy_kwargs={"net_arch": [8]})["policy_kwargs"] == {"net_arch": [8]}
-
-
-def test_a_model_or_a_call_leaves_the_preset_as_it_is():
+    # and no model or call changes the preset
     RECOMMENDED()["policy_kwargs"]["net_arch"] = [8]
     UATRPO("MlpPolicy", "Pendulum-v1", device="cpu", **RECOMMENDED).policy_kwargs["net_arch"] = [8]
     assert RECOMMENDED["policy_kwargs"] == {"log_std_init": -1}
@@ -48,22 +45,18 @@ def test_the_preset_for_continuous_actions_warns_where_actions_are_discrete(tmp_
         warnings.simplefilter("error")
         model.learn(1)
         UATRPO.load(tmp_path / "model", env=env)
-
-
-def test_an_initial_log_std_without_effect_is_said_whatever_it_is():
+    # whatever its value
     with pytest.warns(UserWarning, match="log_std_init has no effect with the action space Discrete"):
         UATRPO("MlpPolicy", "CartPole-v1", device="cpu", **RECOMMENDED(policy_kwargs={"log_std_init": -2}))
-
-
-def test_the_presets_are_silent_where_they_belong():
+    # and presets are silent where they belong
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED).action_space, spaces.Box)
+        UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED)
         UATRPO("MlpPolicy", "CartPole-v1", **RECOMMENDED_DISCRETE)
         UATRPO("MlpPolicy", "Pendulum-v1", **RECOMMENDED_DISCRETE)
 
 
-@pytest.mark.parametrize("preset", [RECOMMENDED, RECOMMENDED_DISCRETE, RECOMMENDED_SMALL_BATCHES])
+@PRESETS
 @pytest.mark.parametrize(
     "change",
     [
@@ -75,6 +68,7 @@ def test_the_presets_are_silent_where_they_belong():
         lambda preset: preset.popitem(),
         lambda preset: preset.clear(),
         lambda preset: preset.setdefault("seed", 1),
+        lambda preset: RECOMMENDED["policy_kwargs"].__setitem__("log_std_init", 0),
     ],
 )
 def test_presets_cannot_be_changed(preset, change):
@@ -82,11 +76,6 @@ def test_presets_cannot_be_changed(preset, change):
     with pytest.raises(TypeError, match=r"RECOMMENDED\(gamma=0.5\)"):
         change(preset)
     assert preset == before
-
-
-def test_policy_kwargs_of_presets_cannot_be_changed():
-    with pytest.raises(TypeError, match=r"RECOMMENDED\(gamma=0.5\)"):
-        RECOMMENDED["policy_kwargs"]["log_std_init"] = 0
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda preset: pickle.loads(pickle.dumps(preset))])

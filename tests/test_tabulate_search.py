@@ -1,8 +1,6 @@
 """The table of a search, on runs whose results are plain."""
 
-from pathlib import Path
-
-from tabulate_search import SEEDS, finished_runs, main, report, tabulate_changes, tabulate_objective
+from tabulate_search import SEEDS, finished_runs, main, tabulate_changes, tabulate_objective
 
 from tests.study.synthetic import write_run
 from tests.tables import rows
@@ -33,13 +31,6 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path):
     assert 0.5 * 2100 < float(area.replace(",", "")) < 0.62 * 2100
     assert error == "0"
     assert best["explained variance"] == "–"
-
-
-def test_means_have_standard_errors_where_there_are_several_runs(tmp_path):
-    write_runs(tmp_path, "four runs", {"Hopper-v4": 1000})
-    write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
-    table = rows(main(["--folder", str(tmp_path)]))
-    assert {row["setting"]: row["final return"] for row in table} == {"four runs": "1,000 ± 6", "one run": "985"}
 
 
 def test_the_objective_ranks_settings_that_have_all_seeds_on_each_task(tmp_path):
@@ -75,14 +66,6 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     assert scores[100, 103] == [("two runs", "1.000 ± 0.015")]
 
 
-def test_nothing_is_ranked_without_all_runs(tmp_path):
-    write_runs(tmp_path / "search", "", {"Hopper-v4": 1000}, seeds=[100])
-    write_runs(tmp_path / "rivals", "", {"Hopper-v4": 2000}, algo="ppo")
-    runs, rivals = (finished_runs(tmp_path / name).runs for name in ("search", "rivals"))
-    assert tabulate_objective(runs, rivals, ["Hopper-v4"], SEEDS) == ""
-    assert "| base | " in tabulate_objective(runs, rivals, ["Hopper-v4"], [100])
-
-
 def test_what_is_behind_is_marked(tmp_path):
     search, baselines = tmp_path / "search", tmp_path / "baselines"
     for variant, final in (("", 1000), ("as good", 990), ("worse", 900)):
@@ -102,8 +85,3 @@ def test_changes_are_differences_from_the_base(tmp_path):
     table = tabulate_changes(finished_runs(tmp_path).runs, "the base", ["another start"])
     assert table.splitlines()[0] == "| change | Ant-v4 | Hopper-v4 |"
     assert table.splitlines()[2:] == ["| less noise | – | +100 ± 9 [4] |", "| one run | – | -15 [1] |"]
-
-
-def test_the_report_is_that_of_the_committed_runs():
-    results = Path(__file__).parents[1] / "benchmarks" / "results"
-    assert (results / "search" / "report.md").read_text("utf-8") == report(results / "search", results / "rivals")

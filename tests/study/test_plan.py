@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +68,11 @@ def test_settings_come_from_the_files_and_can_be_overridden(tmp_path):
 
     file = tmp_path / "own.yml"
     file.write_text("default:\n  policy: MlpPolicy\n  n_timesteps: 5e3\n  gamma: 0.5\n")
-    runs = plan(
-        ["trpo", "ppo"],
-        ["CartPole-v1"],
-        [0],
-        params=["gamma:0.6", "ppo.gamma:0.7", "ppo.n_timesteps:5e3", "policy_kwargs:dict(activation_fn=nn.ReLU)"],
-        conf_files=[f"trpo:{file}"],
-    )
+    kwargs = "dict(activation_fn=nn.ReLU)"
+    params = ["gamma:0.6", "ppo.gamma:0.7", "ppo.n_timesteps:5e3", f"policy_kwargs:{kwargs}"]
+    runs = plan(["trpo", "ppo"], ["CartPole-v1"], [0], params=params, conf_files=[f"trpo:{file}"])
     assert runs[0].n_timesteps == 5000
-    assert runs[0].hyperparameters == {
-        "policy": "MlpPolicy",
-        "gamma": 0.6,
-        "policy_kwargs": "dict(activation_fn=nn.ReLU)",
-    }
+    assert runs[0].hyperparameters == {"policy": "MlpPolicy", "gamma": 0.6, "policy_kwargs": kwargs}
     assert runs[1].hyperparameters["gamma"] == 0.7
     both = plan(["trpo", "ppo"], ["CartPole-v1"], [0], conf_files=[str(file)])
     assert [run.hyperparameters["gamma"] for run in both] == [0.5, 0.5]
@@ -100,10 +93,8 @@ def test_no_noise_is_the_plain_algorithm_whatever_a_file_says(tmp_path):
     file.write_text("default:\n  policy: MlpPolicy\n  adversarial_noise: 2.0\n")
     noise = {"adversarial_noise": [0.0, 1.0]}
     runs = plan(["uatrpo"], ["CartPole-v1"], [0], 100, vary=noise, conf_files=[str(file)])
-    assert [(run.variant, run.hyperparameters.get("adversarial_noise")) for run in runs] == [
-        ("", None),
-        ("noise=1", 1.0),
-    ]
+    found = [(run.variant, run.hyperparameters.get("adversarial_noise")) for run in runs]
+    assert found == [("", None), ("noise=1", 1.0)]
 
 
 def test_values_are_read_as_python_writes_them():
@@ -113,6 +104,18 @@ def test_values_are_read_as_python_writes_them():
     # as text, "false" would switch on what it should switch off
     words = [split_assignment(f"name:{text}")[1] for text in ("false", "TRUE", "null", "none")]
     assert words == [False, True, None, None]
+    assert parse_seeds(["3", "1-2", 2]) == [3, 1, 2]
+
+
+FILES = {
+    "empty.yml": "",
+    "others.yml": "Acrobot-v1:\n  policy: MlpPolicy\n",
+    "broken.yml": "a: [",
+    "list.yml": "- 1\n",
+    "infinite.yml": "default:\n  policy: MlpPolicy\n  gamma: .inf\n",
+    "raises.py": "hyperparams = {'default': {'gamma': gamma}}\n",
+    "exits.py": "raise SystemExit('not today')\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_values_are_read_as_python_writes_them():
         ({"params": ["gamma:{1, 2}"]}, "hyperparameters of ppo on CartPole-v1: TypeError: Object of type set is not"),
         ({"params": ["max_grad_norm:1e999"]}, "Out of range float values are not JSON compliant"),
         ({"vary": {"gamma": [math.nan]}}, "Out of range float values are not JSON compliant"),
-        ({"conf_files": ["INFINITE"]}, "Out of range float values are not JSON compliant"),
+        ({"conf_files": ["infinite.yml"]}, "Out of range float values are not JSON compliant"),
         ({"vary": {"n_timesteps": [50, 60]}}, "unknown 'n_timesteps'"),
         ({"vary": {"gamma": [0.9]}, "params": ["gamma:0.8"]}, "gamma is both overridden and varied"),
         ({"vary": {"gamma": [0.9]}, "params": ["ppo.gamma:0.8"]}, "gamma is both overridden and varied"),
@@ -145,12 +148,12 @@ def test_values_are_read_as_python_writes_them():
         ({"conf_files": ["no_such_file.yml"]}, "No such file"),
         ({"conf_files": ["ppoo:own.yml"]}, "No such file or directory: 'ppoo:own.yml'"),
         ({"conf_files": ["sac:own.yml"]}, "No such file or directory: 'sac:own.yml'"),
-        ({"conf_files": ["EMPTY"]}, "ppo on CartPole-v1"),
-        ({"conf_files": ["OTHERS"]}, "not found for ppo-CartPole-v1"),
-        ({"conf_files": ["BROKEN"]}, "ppo on CartPole-v1"),
-        ({"conf_files": ["LIST"]}, "ppo on CartPole-v1"),
-        ({"conf_files": ["RAISES"]}, "NameError: name 'gamma' is not defined"),
-        ({"conf_files": ["EXITS"]}, "SystemExit: not today"),
+        ({"conf_files": ["empty.yml"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["others.yml"]}, "not found for ppo-CartPole-v1"),
+        ({"conf_files": ["broken.yml"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["list.yml"]}, "ppo on CartPole-v1"),
+        ({"conf_files": ["raises.py"]}, "NameError: name 'gamma' is not defined"),
+        ({"conf_files": ["exits.py"]}, "SystemExit: not today"),
         ({"params": ["n_timesteps:50"]}, "n_timesteps is given twice: for all runs (10), and as a hyperparameter"),
         ({"variants": {"long": {"ppo": {"n_timesteps": 50}}}}, "n_timesteps is given twice"),
         ({"variants": {"a=b": {"ppo": {}}}}, "it must not be plain, failed or report, or have '=' or ','"),
@@ -163,30 +166,35 @@ def test_values_are_read_as_python_writes_them():
         ({"variants": {".hidden": {"ppo": {}}}}, "or '.' first"),
         ({"variants": {"empty": None}}, "variant 'empty' (name: {algorithm: {hyperparameter: value}})"),
         ({"variants": {"a b": {"ppo": {}}, "a-b": {"ppo": {}}}}, "would have one folder, a-b/ppo/CartPole-v1_1"),
+        ({"seeds": ["0-4000000000"]}, "of up to 100,000 seeds, but it is 0-4000000000"),
+        ({"study": "algorithms: [ppo"}, "while parsing"),
+        ({"study": ""}, "it must hold algorithms, environments, "),
+        ({"study": "{environment: [Hopper-v4], seeds: 1}"}, "all optional, not environment"),
+        ({"study": "algos: [ppo]"}, "all optional, not algos"),
+        ({"study": "[ppo]"}, "all optional, not ['ppo']"),
+        ({"study": "algorithms: ppo"}, "algorithms must be a list, but it is 'ppo'"),
+        ({"study": "eval_freq: often"}, "eval_freq must be a int, but it is 'often'"),
+        ({"study": "seeds: 3-1"}, "a seed must be an integer"),
+        ({"study": "noise: [high]"}, "could not convert string to float: 'high'"),
     ],
 )
 def test_what_does_not_exist_is_named(changes, message, tmp_path, monkeypatch):
     (tmp_path / "broken_task.py").write_text("raise SystemExit('not today')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    files = {
-        "EMPTY": "",
-        "OTHERS": "Acrobot-v1:\n  policy: MlpPolicy\n",
-        "BROKEN": "a: [",
-        "LIST": "- 1\n",
-        "INFINITE": "default:\n  policy: MlpPolicy\n  gamma: .inf\n",
-        "RAISES": "hyperparams = {'default': {'gamma': gamma}}\n",
-        "EXITS": "raise SystemExit('not today')\n",
-    }
-    suffixes = {"RAISES": ".py", "EXITS": ".py"}
-    for name, text in files.items():
-        (tmp_path / name).with_suffix(suffixes.get(name, ".yml")).write_text(text)
-    if (name := changes.get("conf_files", [""])[0]) in files:
-        changes = {"conf_files": [str((tmp_path / name).with_suffix(suffixes.get(name, ".yml")))]}
-    arguments = {"algos": ["ppo"], "env_ids": ["CartPole-v1"], "seeds": [0], "n_timesteps": 10, **changes}
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    if (name := changes.get("conf_files", [""])[0]) in FILES:
+        changes = {"conf_files": [str(tmp_path / name)]}
+    call = partial(plan, **{"algos": ["ppo"], "env_ids": ["CartPole-v1"], "seeds": [0], "n_timesteps": 10, **changes})
+    if "study" in changes:
+        (tmp_path / "study.yml").write_text(changes["study"])
+        call = partial(read_study_file, tmp_path / "study.yml")
     with pytest.raises(StudyError) as caught:
-        plan(**arguments)
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+        call()
+    said = str(caught.value)
+    assert message in said
+    assert said.startswith(f"{tmp_path / 'study.yml'}: ") == ("study" in changes)
+    assert len(said.splitlines()) == 1
 
 
 def test_names_of_varied_values_tell_them_apart():
@@ -198,12 +206,6 @@ def test_names_of_varied_values_tell_them_apart():
     assert names("uatrpo", trust_region_delta=[1e-6, 0.03]) == ["trust_region_delta=1e-06", "trust_region_delta=0.03"]
     (run,) = plan(["ppo"], ["CartPole-v1"], [0], 10, vary={"policy_kwargs": ["dict(a=[64],net_arch=[32,64])"]})
     assert run.variant == "policy_kwargs=dict(a=[64], net_arch=[32, 64])"
-
-
-def test_a_range_of_seeds_is_bounded_before_it_is_written_out():
-    assert parse_seeds(["3", "1-2", 2]) == [3, 1, 2]
-    with pytest.raises(StudyError, match="of up to 100,000 seeds, but it is 0-4000000000"):
-        parse_seeds(["0-4000000000"])
 
 
 def test_the_documented_commands_plan_the_committed_runs():
@@ -240,23 +242,12 @@ def test_the_documented_commands_plan_the_committed_runs():
         assert {tuple(of) for of in committed} == {tuple(of[name] for name in names) for of in settings}
 
 
-STUDY = """\
-algorithms: [ppo]
-environments: [CartPole-v1]
-seeds: 0-1
-n_timesteps: 64
-eval_freq: 0
-noise: [1]
-variants:
-  myopic:
-    ppo: {gamma: 0.5}
-    uatrpo: {gamma: 0.5}
-"""
-
-
 def test_a_study_file(tmp_path):
     file = tmp_path / "study.yml"
-    file.write_text(STUDY)
+    file.write_text(
+        "{algorithms: [ppo], environments: [CartPole-v1], seeds: 0-1, n_timesteps: 64, eval_freq: 0, noise: [1], "
+        "variants: {myopic: {ppo: {gamma: 0.5}, uatrpo: {gamma: 0.5}}}}"
+    )
     study = read_study_file(file)
     assert study.pop("vary") == {NOISE: [1.0]}
     runs = plan(**study)
@@ -264,30 +255,6 @@ def test_a_study_file(tmp_path):
     assert [(run.algo, run.variant, run.seed) for run in runs] == [(*of, seed) for seed in (0, 1) for of in of_each]
     assert all((run.n_timesteps, run.eval_freq) == (64, 0) for run in runs)
     assert [run.hyperparameters["gamma"] for run in runs[1:3]] == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("algorithms: [ppo", "while parsing"),
-        ("", "it must hold algorithms, environments, "),
-        ("{environment: [Hopper-v4], seeds: 1}", "all optional, not environment"),
-        ("algos: [ppo]", "all optional, not algos"),
-        ("[ppo]", "all optional, not ['ppo']"),
-        ("algorithms: ppo", "algorithms must be a list, but it is 'ppo'"),
-        ("eval_freq: often", "eval_freq must be a int, but it is 'often'"),
-        ("seeds: 3-1", "a seed must be an integer"),
-        ("noise: [high]", "could not convert string to float: 'high'"),
-    ],
-)
-def test_a_study_file_that_makes_no_sense_is_one_line(text, message, tmp_path):
-    file = tmp_path / "study.yml"
-    file.write_text(text)
-    with pytest.raises(StudyError) as caught:
-        read_study_file(file)
-    assert str(caught.value).startswith(f"{file}: ")
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("missing", ["pandas", "scipy"])

@@ -15,33 +15,12 @@ from sb3_uatrpo.study import StudyError, read_study
 from sb3_uatrpo.study.report import report
 from sb3_uatrpo.study.results import tabulate
 from tests.study.synthetic import write_run, write_study, write_table
+from tests.tables import number, rows, section
 
 PICTURES = {
     "learning_curves", "evaluations", "cvar", "cvar_over_training", "differences", "probability_of_improvement",
     "kl_ratio", "kl_ratio_over_training", "interquartile_means", "performance_profiles",
 }  # fmt: skip
-
-
-def section(text: str, title: str) -> str:
-    return text.split(f"## {title}\n")[1].split("\n## ")[0]
-
-
-def rows(text: str) -> list[dict[str, str]]:
-    """The rows of all tables in a text, by the names of their columns."""
-    found, names = [], None
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if not line.startswith("|"):
-            names = None
-        elif names is None:
-            names = cells
-        elif cells[0] != "---":
-            found.append(dict(zip(names, cells, strict=True)))
-    return found
-
-
-def number(cell: str) -> float:
-    return float(cell.split(" (")[0].replace(",", ""))
 
 
 @pytest.fixture
@@ -116,9 +95,8 @@ def test_every_number_of_the_tables(tmp_path, page):
     # of the plain condition, one label has fewer runs in one environment
     scores = [(row["variant"], row["algorithm"]) for row in returns if row["environment"].startswith("all")]
     assert scores == [("–", "uatrpo"), ("noise=1", "uatrpo"), ("noise=1", "trpo_matched")]
-    returns = [row for row in returns if not row["environment"].startswith("all")]
-    assert len(returns) == 8
-    for row in returns:
+    assert len(returns) == 8 + len(scores)
+    for row in (row for row in returns if not row["environment"].startswith("all")):
         x = finals[row["environment"], row["variant"].strip("–"), row["algorithm"]]
         assert row["runs"] == str(len(x))
         assert number(row["final return"]) == pytest.approx(x.mean(), rel=1e-3)
@@ -188,26 +166,25 @@ def test_conditions_and_labels(tmp_path, page):
         "ppo": ["", "gamma=0.9"],
         "a2c": ["gamma=0.9"],
     }
+    folder = tmp_path / "study"
     for algo, names in variants.items():
         for name in names:
-            write_run(
-                tmp_path / "study", algo, variant=name, hyperparameters={"gamma": 0.9 if "gamma" in name else 0.99}
-            )
-    text = page(tmp_path / "study")
+            write_run(folder, algo, variant=name, hyperparameters={"gamma": 0.9 if "gamma" in name else 0.99})
+    text = page(folder)
     assert {(row["variant"], row["algorithm"]) for row in rows(section(text, "Returns"))} == {
         ("–", "uatrpo"), ("–", "uatrpo (shrinkage=0.5)"), ("–", "ppo"), ("noise=1", "uatrpo"),
         ("noise=1", "uatrpo (long)"), ("gamma=0.9", "ppo"), ("gamma=0.9", "a2c"),
     }  # fmt: skip
     assert len(rows(section(text, "Differences"))) == 4
-    shown = page(tmp_path / "study", variants=["gamma=0.9"])
+    shown = page(folder, variants=["gamma=0.9"])
     assert {row["algorithm"] for row in rows(section(shown, "Returns"))} == {"ppo", "a2c"}
     assert [row["algorithm"] for row in rows(section(shown, "Differences"))] == ["a2c − ppo"]
-    (row,) = rows(section(page(tmp_path / "study", algorithms=["ppo", "uatrpo"]), "Differences"))
+    (row,) = rows(section(page(folder, algorithms=["ppo", "uatrpo"]), "Differences"))
     assert row["algorithm"] == "ppo − uatrpo"
     with pytest.raises(StudyError, match=r"--algo takes two different ones of uatrpo, .*, but it is ppo sac"):
-        page(tmp_path / "study", algorithms=["ppo", "sac"])
+        page(folder, algorithms=["ppo", "sac"])
     with pytest.raises(StudyError, match=r"no runs of the variant 'noise=2'; there are gamma=0\.9, noise=1, plain"):
-        page(tmp_path / "study", variants=["noise=2"])
+        page(folder, variants=["noise=2"])
 
 
 def test_success_rates(tmp_path, page):

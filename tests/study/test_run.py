@@ -14,7 +14,6 @@ import pytest
 import torch as th
 import yaml
 from matplotlib.figure import Figure
-from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 
@@ -41,32 +40,22 @@ def command(folder: Path, *more: str, seeds: str = "0-1", hold_from: int | None 
     seen = folder / "seen"
     seen.mkdir(parents=True, exist_ok=True)
     settings = [*QUICK, f"env_kwargs:{{'folder': {str(seen)!r}, 'hold_from': {hold_from}}}"]
-    task = ["--algo", "uatrpo", "--env", "tests.study.tasks:Waiting-v0", "--seeds", seeds]
-    options = [
-        "--n-timesteps",
-        "200",
-        "--params",
-        *settings,
-        "--eval-freq",
-        "0",
-        "--folder",
-        str(folder / "study"),
-    ]
-    return ["run", *task, *options, *more]
+    words = f"run --algo uatrpo --env tests.study.tasks:Waiting-v0 --seeds {seeds} --n-timesteps 200 --eval-freq 0"
+    return [*words.split(), "--folder", str(folder / "study"), "--params", *settings, *more]
 
 
 def start(words: list[str], **environment: str) -> subprocess.Popen:
     """A driver of its own, in a process group of its own, as a terminal would start it."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    driver = [sys.executable, "-m", "sb3_uatrpo.study", *words]
     return subprocess.Popen(
-        driver,
+        [sys.executable, "-m", "sb3_uatrpo.study", *words],
         cwd=ROOT,
         start_new_session=True,
         env={**os.environ, **environment},
         # where these tests run in the background or under nohup, both are ignored, and children would inherit that
         preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
-        **pipes,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -166,31 +155,17 @@ def test_the_same_run_has_the_same_numbers(tmp_path):
 def test_a_run_is_the_one_of_rl_zoo(tmp_path):
     """The same numbers as the Zoo's own command, with normalisation, a schedule and several environments."""
     params = ["learning_rate:'lin_0.01'", "normalize:True"]
-    words = ["--algo", "ppo", "--env", "CartPole-v1", "-n", "1000", "--seed", "5", "--eval-freq", "-1", "-f", "."]
-    assert run_code(ZOO, "train", *words, "--device", "cpu", "-params", *params, cwd=tmp_path).code == 0
+    words = "train --algo ppo --env CartPole-v1 -n 1000 --seed 5 --eval-freq -1 -f . --device cpu -params"
+    assert run_code(ZOO, *words.split(), *params, cwd=tmp_path).code == 0
     run = quick("ppo", "CartPole-v1", *params, seed=5, n_timesteps=1000)
     assert run.hyperparameters["n_envs"] > 1
     ours = carry_out(tmp_path / "study", run)
     theirs = read_study(tmp_path / "ppo")
-    pd.testing.assert_frame_equal(
-        ours.episodes[["step", "return", "length"]], theirs.episodes[["step", "return", "length"]]
-    )
+    columns = ["step", "return", "length"]
+    pd.testing.assert_frame_equal(ours.episodes[columns], theirs.episodes[columns])
     # both are one run, and the study knows more of it
     assert len(read_study(tmp_path).runs) == 1
     assert len(read_study(tmp_path).updates)
-
-
-def test_there_is_every_update_of_small_batches(tmp_path):
-    """Their number is what a report's KL ratios are about."""
-    n_steps = 75
-    env = make_vec_env("CartPole-v1", n_envs=2)
-    model = UATRPO("MlpPolicy", env, n_steps=n_steps, batch_size=50, n_projections=4, device="cpu")
-    model.set_logger(configure(str(tmp_path), []))
-    model.learn(1000, callback=StudyCallback())
-    updates = pd.read_csv(tmp_path / "updates.csv.gz")
-    n_updates = -(-1000 // (2 * n_steps))
-    assert list(updates.step) == [2 * n_steps * (i + 1) for i in range(n_updates)]
-    assert list(updates.n_updates) == list(range(1, n_updates + 1))
 
 
 def test_other_algorithms_of_rl_zoo(tmp_path):
@@ -212,7 +187,7 @@ def test_other_algorithms_of_rl_zoo(tmp_path):
         assert algo == "ars" or (len(updates) <= 10 and updates.step.iloc[-1] >= 990), algo
 
 
-class Chatty(PPO):
+class Chatty(UATRPO):
     """Logs what no table holds."""
 
     def train(self):
@@ -221,31 +196,29 @@ class Chatty(PPO):
             self.logger.record(f"train/{name}", value)
 
 
-def test_only_numbers_and_text_are_kept_of_what_is_logged(tmp_path):
+def test_every_update_is_kept_with_the_numbers_and_text_that_it_logs(tmp_path):
     """In a script of one's own: the callback writes into the logger's folder."""
-    model = Chatty("MlpPolicy", "CartPole-v1", n_steps=50, batch_size=50)
+    env = make_vec_env("CartPole-v1", n_envs=2)
+    model = Chatty("MlpPolicy", env, n_steps=75, batch_size=50, n_projections=4, device="cpu")
     model.set_logger(configure(str(tmp_path), []))
-    model.learn(100, callback=StudyCallback())
+    model.learn(1000, callback=StudyCallback())
     updates = pd.read_csv(tmp_path / "updates.csv.gz")
-    assert list(updates.step) == [50, 100]
+    # small batches too: a report's KL ratios are about their number
+    assert list(updates.step) == [150 * i for i in range(1, 8)]
+    assert list(updates.n_updates) == list(range(1, 8))
     assert set(updates.tensor) == {1.0}
     assert set(updates.text) == {"fine"}
     assert not {"figure", "array"} & set(updates)
-    assert json.loads((tmp_path / "ended.json").read_text())["steps"] == 100
+    assert json.loads((tmp_path / "ended.json").read_text())["steps"] == 1050
 
 
 def test_the_callback_in_any_hyperparameter_file(tmp_path):
     """RL Zoo's own command, which keeps its best model and the sketch."""
-    settings = {
-        "policy": "MlpPolicy",
-        "n_timesteps": 400,
-        "n_steps": 100,
-        "batch_size": 50,
-        "callback": "sb3_uatrpo.study.callback.StudyCallback",
-    }
+    settings = {"policy": "MlpPolicy", "n_timesteps": 400, "n_steps": 100, "batch_size": 50}
+    settings["callback"] = "sb3_uatrpo.study.callback.StudyCallback"
     (tmp_path / "own.yml").write_text(yaml.safe_dump({"default": settings}))
-    words = ["--algo", "uatrpo", "--env", "CartPole-v1", "-n", "400", "--eval-freq", "200", "-conf", "own.yml"]
-    assert run_code(ZOO, "train", *words, "-f", ".", "--device", "cpu", cwd=tmp_path).code == 0
+    words = "train --algo uatrpo --env CartPole-v1 -n 400 --eval-freq 200 -conf own.yml -f . --device cpu"
+    assert run_code(ZOO, *words.split(), cwd=tmp_path).code == 0
     folder = tmp_path / "uatrpo" / "CartPole-v1_1"
     assert len(pd.read_csv(folder / "updates.csv.gz")) == 4
     assert len(pd.read_csv(folder / "episodes.csv.gz")) > 3
@@ -322,10 +295,10 @@ def test_a_study_from_a_file_to_agents_that_rl_zoo_shows(tmp_path, finish):
     kept = UATRPO.load(archive, device="cpu").sketch
     assert kept.omega.numel() == 0
     assert not th.equal(kept.generator.get_state(), th.Generator().manual_seed(0).get_state())
-    enjoy = ["enjoy", "--algo", "uatrpo", "--env", "CartPole-v1", "-n", "20", "--no-render", "--device", "cpu"]
-    plots = ["all_plots", "-a", "uatrpo", "-e", "CartPole", "-o", str(tmp_path / "results"), "--no-display"]
+    enjoy = "enjoy --algo uatrpo --env CartPole-v1 -n 20 --no-render --device cpu -f"
+    plots = f"all_plots -a uatrpo -e CartPole -o {tmp_path / 'results'} --no-display -f"
     for variant in ("plain", "myopic"):
-        shown, drawn = (run_code(ZOO, *words, "-f", str(folder / variant), cwd=ROOT) for words in (enjoy, plots))
+        shown, drawn = (run_code(ZOO, *words.split(), str(folder / variant), cwd=ROOT) for words in (enjoy, plots))
         assert shown.code == drawn.code == 0, shown.stderr + drawn.stderr
         assert "CartPole-v1_6" in shown.stdout
         assert "|CartPole" in drawn.stdout
@@ -428,43 +401,38 @@ def test_a_study_that_is_interrupted_and_killed_equals_one_that_is_not(tmp_path,
 
 # ----------------------------------------------------------------------------------------------------------- bad input
 
-PLAN = ["--algo", "ppo", "--env", "CartPole-v1", "--n-timesteps", "100"]
+PLAN = "run --algo ppo --env CartPole-v1 --n-timesteps 100"
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "message"),
+    ("words", "message"),
     [
-        ("run", [*PLAN, "--algo", "uatrpoo"], "unknown algorithm 'uatrpoo'"),
-        ("run", [*PLAN, "--env", "CartPole-v9"], "environment 'CartPole-v9': Gymnasium does not know it"),
-        ("run", [*PLAN, "--params", "gama:1"], "unknown 'gama'"),
-        ("run", [*PLAN, "--noise", "0", "1"], "unknown 'adversarial_noise'"),
-        ("run", [*PLAN, "--noise", "loud"], "argument --noise: invalid float value: 'loud'"),
-        ("run", [*PLAN, "--seeds", "one"], "a seed must be an integer"),
-        ("run", [*PLAN, "--n-timesteps", "0"], "must be an integer of at least 1, but it is '0'"),
-        (
-            "run",
-            [*PLAN, "--eval-freq", "0", "--ray", "nowhere"],
-            "no Ray cluster answers at nowhere (host:port, or auto)",
-        ),
-        ("run", [*PLAN, "--retries", "3"], "unrecognized arguments: --retries 3"),
-        ("run", [*PLAN, "--jobs", "0"], "jobs must be at least 1, but it is 0"),
-        ("run", ["--algo", "ppo"], "nothing to run: give --algo and --env"),
-        ("run", ["--env", "CartPole-v1"], "nothing to run: give --algo and --env"),
-        ("mergers", [], "invalid choice: 'mergers'"),
-        ("report", ["--folder", "EMPTY"], "neither a study nor a folder that RL Zoo wrote"),
-        ("report", ["--folder", "MISSING"], "MISSING: no such folder"),
-        ("report", ["--folder", "DONE", "--kappa", "2"], "kappa must be in (0, 1], but it is 2.0"),
-        ("report", ["--folder", "DONE", "--format", "gif"], "picture_format must be one of png, svg, but it is 'gif'"),
-        ("report", ["--folder", "DONE", "--output", "FILE/report"], "Not a directory"),
-        ("run", [*PLAN, "--folder", "FILE/study"], "Not a directory"),
+        (f"{PLAN} --algo uatrpoo", "unknown algorithm 'uatrpoo'"),
+        (f"{PLAN} --params gama:1", "unknown 'gama'"),
+        (f"{PLAN} --noise 0 1", "unknown 'adversarial_noise'"),
+        (f"{PLAN} --noise loud", "argument --noise: invalid float value: 'loud'"),
+        (f"{PLAN} --seeds one", "a seed must be an integer"),
+        (f"{PLAN} --n-timesteps 0", "must be an integer of at least 1, but it is '0'"),
+        (f"{PLAN} --eval-freq 0 --ray nowhere", "no Ray cluster answers at nowhere (host:port, or auto)"),
+        (f"{PLAN} --retries 3", "unrecognized arguments: --retries 3"),
+        (f"{PLAN} --jobs 0", "jobs must be at least 1, but it is 0"),
+        (f"{PLAN} --folder FILE/study", "Not a directory"),
+        ("run --algo ppo", "nothing to run: give --algo and --env"),
+        ("run --env CartPole-v1", "nothing to run: give --algo and --env"),
+        ("mergers", "invalid choice: 'mergers'"),
+        ("report --folder EMPTY", "neither a study nor a folder that RL Zoo wrote"),
+        ("report --folder MISSING", "MISSING: no such folder"),
+        ("report --folder DONE --kappa 2", "kappa must be in (0, 1], but it is 2.0"),
+        ("report --folder DONE --format gif", "picture_format must be one of png, svg, but it is 'gif'"),
+        ("report --folder DONE --output FILE/report", "Not a directory"),
     ],
 )
-def test_bad_input_is_one_line(name, words, message, tmp_path, finish, monkeypatch):
+def test_bad_input_is_one_line(words, message, tmp_path, finish, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "FILE").touch()
     write_run(tmp_path / "DONE")
-    said = finish([name, *([] if "--folder" in words else ["--folder", "new"]), *words], code=2)
+    said = finish([*words.split(), *([] if "--folder" in words else ["--folder", "new"])], code=2)
     assert said.startswith("Error: ")
     assert message in said
     assert len(said.splitlines()) == 1

@@ -67,13 +67,6 @@ def test_a_run_counts_once_and_contradictions_are_named(tmp_path):
     assert str(copy) in read_study(tmp_path / "b").runs.folder.tolist()
 
 
-def spoil(place: Path, name: str, change) -> None:
-    """Change the text of a file, or of a compressed one."""
-    path = place / name
-    text = (gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()).decode()
-    path.write_bytes(gzip.compress(change(text).encode()) if name.endswith(".gz") else change(text).encode())
-
-
 HUGE = "9" * 400
 DAMAGES = {
     "huge step": ("episodes.csv.gz", lambda text: text.replace("\n900,", f"\n{HUGE},"), "values that are not numbers"),
@@ -96,7 +89,11 @@ def test_damaged_files_are_left_out_by_name(damage, tmp_path):
     write_run(tmp_path, n_timesteps=1000, eval_freq=500)
     place = write_run(tmp_path, seed=1, n_timesteps=1000, eval_freq=500)
     name, change, reason = DAMAGES[damage]
-    spoil(place, name, change)
+    path = place / name
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()).decode()).encode()))
+    else:
+        path.write_text(change(path.read_text()))
     study = read_study(tmp_path)
     assert list(study.runs.seed) == [0]
     ((path, said),) = study.left_out
@@ -120,17 +117,12 @@ def test_files_that_are_cut_missing_or_of_something_else(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "evaluations",
-    [
-        {"timesteps": [500, 500], "results": [[1.0], [2.0]]},
-        {"timesteps": [1000, 500], "results": [[1.0], [2.0]]},
-        {"timesteps": [500, 1000], "results": [[1.0]]},
-        {"timesteps": [500], "results": [1.0]},
-    ],
+    ("timesteps", "results"),
+    [([500, 500], [[1.0], [2.0]]), ([1000, 500], [[1.0], [2.0]]), ([500, 1000], [[1.0]]), ([500], [1.0])],
 )
-def test_evaluations_at_repeated_steps_or_of_other_shapes(evaluations, tmp_path):
+def test_evaluations_at_repeated_steps_or_of_other_shapes(timesteps, results, tmp_path):
     place = write_run(tmp_path, n_timesteps=1000)
-    np.savez(place / "evaluations.npz", **evaluations)
+    np.savez(place / "evaluations.npz", timesteps=timesteps, results=results)
     ((path, reason),) = read_study(tmp_path).left_out
     assert path == place
     assert "the steps of its evaluations are repeated, or some have other numbers of episodes" in reason
@@ -211,22 +203,19 @@ def test_rl_zoos_runs_that_did_not_end_or_cannot_be_read(tmp_path):
 
 def test_runs_of_rl_zoos_with_different_settings_have_the_name_of_a_folder(tmp_path):
     for number, gamma, seed in ((1, 0.9, 0), (2, 0.9, 1), (3, 0.99, 0), (10, 0.99, 1), (11, 0.5, 0)):
-        zoo_run(tmp_path, number=number, seed=seed, gamma=gamma, taken=0 if gamma == 0.5 else None)
-    zoo_run(tmp_path, "ppo", number=4)
-    runs = read_study(tmp_path).runs
+        zoo_run(tmp_path / "of", number=number, seed=seed, gamma=gamma, taken=0 if gamma == 0.5 else None)
+    zoo_run(tmp_path / "of", "ppo", number=4)
+    runs = read_study(tmp_path / "of").runs
     names = {Path(row.folder).name: row.variant for row in runs.itertuples()}
     of_first = dict.fromkeys(("CartPole-v1_1", "CartPole-v1_2"), "CartPole-v1_1")
     of_third = dict.fromkeys(("CartPole-v1_3", "CartPole-v1_10"), "CartPole-v1_3")
     assert names == {**of_first, **of_third, "CartPole-v1_11": "", "CartPole-v1_4": ""}
-
-
-def test_what_rl_zoos_folders_have_in_common_counts_once_and_in_order(tmp_path):
-    zoo_run(tmp_path / "a", gamma=0.9, n_envs=12)
-    zoo_run(tmp_path / "b", gamma=0.9, n_envs=12)
+    # what folders have in common counts once, and episodes that ended together are in the order of the environments
+    for folder in "ab":
+        zoo_run(tmp_path / folder, gamma=0.9, n_envs=12)
     zoo_run(tmp_path / "b", number=2, gamma=0.5)
     study = read_study(tmp_path / "a", tmp_path / "b")
     assert list(study.runs.variant) == ["CartPole-v1_1", "CartPole-v1_2"]
-    # of the environments 0 to 11, which ended their episodes together
     assert list(study.episodes["return"][:12]) == [100.0 + i for i in range(12)]
 
 
@@ -235,15 +224,11 @@ def test_settings_of_rl_zoos_are_text_and_nothing_is_imported(tmp_path):
     kwargs = {"activation_fn": nn.ReLU, "net_arch": (64, 64), "unknown": "NAME"}
     settings = {"n_timesteps": 1e6, "policy_kwargs": kwargs, "schedule": functools.partial(abs), "join": os.path.join}
     text = yaml.dump(OrderedDict(settings)).replace("NAME", "!!python/name:not_installed.Module ''")
-    assert "!!python/name:torch.nn.modules.activation.ReLU" in text
+    activation, unknown = "torch.nn.modules.activation.ReLU", "not_installed.Module"
+    assert f"!!python/name:{activation}" in text
     (run / "CartPole-v1" / "config.yml").write_text(text)
     found = json.loads(read_study(tmp_path).runs.hyperparameters[0])
-    activation = "torch.nn.modules.activation.ReLU"
-    assert found["policy_kwargs"] == {
-        "activation_fn": activation,
-        "net_arch": [64, 64],
-        "unknown": "not_installed.Module",
-    }
+    assert found["policy_kwargs"] == {"activation_fn": activation, "net_arch": [64, 64], "unknown": unknown}
     assert found["join"] == "posixpath.join"
     assert "functools.partial" in found["schedule"]
     for value in ("!!python/object/apply:os.system ['touch made']", "n_timesteps: 1000\nx: 2020-01-01\n", "- 1"):
