@@ -366,10 +366,9 @@ def env_major(model) -> tuple[Any, th.Tensor, th.Tensor]:
     return obs, th.as_tensor(actions.astype(np.float32)), th.as_tensor(advantages)
 
 
-def next_subsample(model) -> list[int]:
-    """The steps that the next update draws for F̂ and Σ̂, as rows in env-major order."""
-    n = model.n_steps * model.n_envs
-    rows = th.arange(n)
+def next_subsample(model, n: int | None = None) -> list[int]:
+    """The steps that the next update draws for F̂ and Σ̂, as rows in env-major order; n steps, or those of a rollout."""
+    rows = th.arange(n or model.n_steps * model.n_envs)
     generator = copy.deepcopy(model.subsample_generator)
     return Batch(rows, rows, rows, rows).subsample(model.sub_sampling_factor, generator).actions.tolist()
 

@@ -291,19 +291,24 @@ class ReferenceUATRPO:
             "uncertainty_penalty": 0.5 * eta**2 * c * v @ Sigma_sub @ v,
             "uncertainty_share": c * (v @ Sigma_sub @ v) / (v @ M @ v),
             "radius_squared": radius_squared(len(g), n, self.alpha),
-            "gradient": g,
-            "direction": v,
         }
 
 
-def trpo_step(policy, obs, actions, advantages, subsample: list[int], delta: float, damping: float, noise: float = 0.0):
-    """ηv of TRPO with the damped Fisher matrix inverted exactly."""
-    samples = gradient_samples(policy, obs, actions, advantages)
-    g = samples.mean(axis=0)
-    g = g - noise * standard_error(samples) * np.sign(g)
-    F = fisher_matrix(policy, take(obs, subsample)) + damping * np.eye(len(g))
-    v = np.linalg.solve(F, g)
-    return np.sqrt(2 * delta / (v @ F @ v)) * v
+@dataclass
+class ReferenceTRPO:
+    """Updates of TRPO with the damped Fisher matrix inverted exactly."""
+
+    delta: float
+    damping: float
+
+    def step(self, policy, obs, actions, advantages, subsample: list[int], n: int, noise: float = 0.0):
+        """ηv. F̂ is of the subsample, and n has no part in it."""
+        samples = gradient_samples(policy, obs, actions, advantages)
+        g = samples.mean(axis=0)
+        g = g - noise * standard_error(samples) * np.sign(g)
+        F = fisher_matrix(policy, take(obs, subsample)) + self.damping * np.eye(len(g))
+        v = np.linalg.solve(F, g)
+        return {"step": np.sqrt(2 * self.delta / (v @ F @ v)) * v, "kl_estimated": self.delta}
 
 
 def mlp_output(layers, row: np.ndarray) -> np.ndarray:
