@@ -71,6 +71,8 @@ def test_every_key_is_logged(cls, action_space):
         # η²v'M̂v = 2δ: the two penalties fill the trust region
         assert log["kl_estimated"] + log["uncertainty_penalty"] == pytest.approx(model.trust_region_delta)
         assert log["uncertainty_share"] == pytest.approx(log["uncertainty_penalty"] / model.trust_region_delta)
+    else:
+        assert log["kl_estimated"] == model.target_kl
 
 
 @BOTH
