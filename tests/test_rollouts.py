@@ -6,7 +6,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from sb3_uatrpo import MlpPolicy
@@ -19,31 +19,32 @@ from tests.helpers import (
     IMAGE,
     At,
     SmallCNN,
-    SmallCombined,
     as_sb3,
     assert_close,
     collect,
     count_fast_steps,
     filled,
     small,
+    with_extractor,
+    with_kwargs,
 )
 
-SQUASHED = {"net_arch": [4], "squash_output": True}
-SEPARATE = {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False}
-COMBINED = {"net_arch": [3], "features_extractor_class": SmallCombined}
 CASES = {
     **{name: {"action_space": name} for name in ACTION_SPACES},
-    "relu": {"policy_kwargs": {"activation_fn": nn.ReLU, "net_arch": {"pi": [5, 4], "vf": [3]}}},
-    "no_hidden_layer": {"policy_kwargs": {"net_arch": []}},
+    "relu": with_kwargs(activation_fn=nn.ReLU, net_arch={"pi": [5, 4], "vf": [3]}),
+    "no_hidden_layer": with_kwargs(net_arch=[]),
     "gsde": {"use_sde": True, "sde_sample_freq": 3},
-    "gsde_squashed": {"use_sde": True, "policy_kwargs": SQUASHED},
+    "gsde_squashed": {"use_sde": True, **with_kwargs(squash_output=True)},
     "discrete_observations": {"observation_space": spaces.Discrete(5)},
     "multi_discrete_observations": {"observation_space": spaces.MultiDiscrete([2, 3])},
     "float64_observations": {"observation_space": spaces.Box(-1.0, 1.0, (2, 3), np.float64)},
-    "image": {"action_space": "discrete", "observation_space": IMAGE, "policy_kwargs": SEPARATE},
+    "image": {
+        "action_space": "discrete", "observation_space": IMAGE,
+        **with_extractor(SmallCNN, net_arch=[], share_features_extractor=False),
+    },
     "flattened_image": {"observation_space": IMAGE},
-    "dict": {"observation_space": DICT, "policy": MultiInputActorCriticPolicy, "policy_kwargs": COMBINED},
-}
+    "dict": {"observation_space": DICT},
+}  # fmt: skip
 #: NumPy acts
 FAST = ("box", "box_matrix", "discrete", "relu", "no_hidden_layer", "float64_observations")
 
