@@ -443,14 +443,6 @@ def test_a_sketch_that_cannot_be_right_is_refused(damage):
         model.set_parameters({"sketch": state}, exact_match=False)
 
 
-@BOTH
-def test_attributes_are_checked_when_learning_starts(cls):
-    model = model_on(cls, "CartPole-v1")
-    model.line_search_shrinking_factor = 2.0
-    with pytest.raises(ValueError, match="line_search_shrinking_factor must be"):
-        model.learn(32)
-
-
 def test_the_size_of_a_checkpoint_is_said(tmp_path, capsys):
     model = UATRPO("MlpPolicy", "CartPole-v1", verbose=True, n_steps=100).learn(100)
     said = re.search(r"sketch of (\d+) actor parameters and 200 projections takes ([\d.]+) MB", capsys.readouterr().out)
