@@ -73,7 +73,7 @@ def policy_estimates(model: TrustRegionAlgorithm) -> PolicyEstimates:
     """ĝ, F̂ and Σ̂ of the rollout that the model's buffer holds."""
     batch = rollout_batch(model.rollout_buffer, model.normalize_advantage)
     actor = Actor(model.policy)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         return model._estimate(actor, batch, count_trajectories(model.rollout_buffer))
 

@@ -5,7 +5,8 @@ Read UATRPO's uncertainty diagnostics in a callback after each update, and draw 
 
 ``train/uncertainty_share`` is the share of the trust region that the gradient's noise takes up. Near one, steps are
 short because the gradient is not known well enough, and more data per update would lengthen them. Near zero, the Fisher
-matrix bounds the steps, as in TRPO.
+matrix bounds the steps, as in TRPO. ``train/gradient_snr`` is the gradient's signal over its noise: below one, most of
+the step is noise. ``train/noise_scale`` is the batch size, in timesteps, at which the two are equal.
 """
 
 import argparse
@@ -26,7 +27,9 @@ except ModuleNotFoundError as error:
     sys.exit(f'{error}: run pip install ".[train]" in a clone of sb3_uatrpo')
 
 plt.switch_backend("Agg")
-KEYS = ("kl_ratio", "uncertainty_share", "subspace_rank", "n_trajectories", "kl_proposed", "step_fraction")
+# with the value to compare each with
+DRAWN = {"kl_ratio": 1.0, "uncertainty_share": None, "gradient_snr": 1.0}
+KEYS = (*DRAWN, "noise_scale", "subspace_rank", "n_trajectories", "kl_proposed", "step_fraction")
 
 
 class UncertaintyCallback(BaseCallback):
@@ -76,9 +79,7 @@ def main(args: list[str] | None = None) -> pd.DataFrame:
     updates = pd.DataFrame(callback.updates)
     print(updates.describe().loc[["min", "50%", "mean", "max"]].round(3).to_string())
     figure, axes = plt.subplots(3, 1, sharex=True, figsize=(7, 6), layout="constrained")
-    for ax, key, wanted in zip(
-        axes, ("kl_ratio", "uncertainty_share", "subspace_rank"), (1.0, None, None), strict=True
-    ):
+    for ax, (key, wanted) in zip(axes, DRAWN.items(), strict=True):
         ax.plot(updates["timesteps"], updates[key], ".-", linewidth=0.7, markersize=3)
         ax.set_ylabel(key)
         ax.grid(alpha=0.3)

@@ -41,7 +41,7 @@ class Actor:
     The action distribution of a policy as a function of the parameters that it depends on, θ ∈ R^d.
 
     It is the distribution that ``evaluate_actions`` leaves in the policy's ``action_dist``, as PPO trains it; a plain
-    MLP may be evaluated in NumPy. Use it within ``differentiable_policy``, and call ``find_params`` before estimating.
+    MLP may be evaluated in NumPy. Use it within ``update_mode``, and call ``find_params`` before estimating.
 
     :param policy: any actor-critic policy of Stable-Baselines3
     :raises UnsupportedDistributionError: if the policy's action distribution is not supported
@@ -53,7 +53,7 @@ class Actor:
         self._kind = type(policy.action_dist)
         #: the policy's layers, if it is a plain MLP
         self.mlp = as_plain_mlp(policy)
-        self._layers = self.mlp if self.mlp is not None and self.mlp.is_fast_by_layers else None
+        self._fast_layers = self.mlp if self.mlp is not None and self.mlp.is_fast_by_layers else None
         # a plain MLP has none
         self._hooks = GradientHooks(policy) if self.mlp is None else None
         #: θ_k in parts, in the policy's order
@@ -79,7 +79,7 @@ class Actor:
         return th.tensor(np.trim_zeros(sizes, "b"), dtype=th.float64, device="cpu")
 
     @contextmanager
-    def differentiable_policy(self) -> Iterator[None]:
+    def update_mode(self) -> Iterator[None]:
         """
         Put the policy into the state that an update needs, and restore it afterwards.
 
@@ -130,10 +130,10 @@ class Actor:
         :raises UnsupportedNetworkError: if the network cannot be differentiated twice
         """
         candidates = {name: param for name, param in self.policy.named_parameters() if param.requires_grad}
-        if self._layers is not None:
-            acting = set(self._layers.actor_params)
+        if self._fast_layers is not None:
+            acting = set(self._fast_layers.actor_params)
             used = {name for name, param in candidates.items() if param in acting}
-            self.bytes_per_timestep = self._layers.bytes_per_timestep
+            self.bytes_per_timestep = self._fast_layers.bytes_per_timestep
         else:
             self.bytes_per_timestep = self._size_of_graph(batch[:2])
             used = {name for name in candidates if name in known}
@@ -180,7 +180,7 @@ class Actor:
             raise _wrong_distribution(
                 "forward and evaluate_actions disagree on the log-probabilities of the same actions"
             )
-        if self._layers is not None:
+        if self._fast_layers is not None:
             # means or logits: with very small σ, rounding alone changes log-probabilities
             head = self._evaluate(timesteps)[0].detach()
             # what is beyond rounding, which grows with the size of the means
@@ -227,9 +227,9 @@ class Actor:
         return self.family.vector(distribution), log_probs.flatten()
 
     def _head_vector(self, timesteps: Batch) -> th.Tensor:
-        if self._layers is None:
+        if self._fast_layers is None:
             return self._evaluate(timesteps)[0]
-        return self._layers.head(timesteps.observations, timesteps.action_masks)
+        return self._fast_layers.head(timesteps.observations, timesteps.action_masks)
 
     def heads(self, batch: Batch) -> th.Tensor:
         """:return: h of every step at the policy's current parameters, without a graph, shape ``(n, k)``"""
@@ -239,8 +239,8 @@ class Actor:
     def linearize(self, timesteps: Batch) -> Linearization:
         """:return: the head of timesteps whose graph fits into memory, as a linear function of θ around θ_k"""
         chain = None
-        if self._layers is not None:
-            chain = self._layers.linearize(timesteps.observations, self.params, timesteps.action_masks)
+        if self._fast_layers is not None:
+            chain = self._fast_layers.linearize(timesteps.observations, self.params, timesteps.action_masks)
         head = self._head_vector(timesteps) if chain is None else chain[0]
         fixed = head.detach()
         scores = timesteps.advantages[:, None] * self.family.score(fixed, timesteps.actions)
@@ -260,7 +260,7 @@ class Actor:
             self.n_params,
             self.bytes_per_timestep,
             self.policy.device,
-            0 if self._layers is None else self._layers.bytes_of_jacobians,
+            0 if self._fast_layers is None else self._fast_layers.bytes_of_jacobians,
         )
 
     def gradient(self, batch: Batch, estimates: SampleEstimates) -> th.Tensor:

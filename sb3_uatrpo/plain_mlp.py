@@ -15,8 +15,8 @@ from sb3_uatrpo.core.layers import Layer
 #: Numbers in a network's ∂h/∂z that cost next to nothing.
 _SMALL = 4096
 #: An actor of at most so many weights is updated by one torch thread. On two idle cores, two threads took 1.9 to 17
-#: times as long with widths of 64 to 256 (benchmarks/measure_threads.py), and 1.7 to 2.1 times with 512, where eight
-#: threads of a larger machine took half as long as one (docs/performance.md).
+#: times as long with widths of 64 to 256 (benchmarks/measure_threads.py at commit fa34c10), and 1.7 to 2.1 times with
+#: 512, where eight threads of a larger machine took half as long as one (docs/performance.md).
 ONE_THREAD_WEIGHTS = 2**17
 #: The logit of a choice that a mask forbids, as in sb3-contrib: its probability is zero in floats.
 FORBIDDEN = -1e8

@@ -38,7 +38,7 @@ def check_policy(policy: ActorCriticPolicy) -> tuple[int, Exception | None]:
             f"supported, but that of {type(policy).__name__} needs {', '.join(needed)}"
         )
     actor = Actor(policy)
-    with _unchanged_buffers(policy), actor.differentiable_policy():
+    with _unchanged_buffers(policy), actor.update_mode():
         try:
             timesteps = _two_timesteps(policy)
             actor.find_params(timesteps)

@@ -105,10 +105,11 @@ class RolloutPool:
 
     def join(
         self, newest: Batch, buffer: RolloutBuffer, policy: ActorCriticPolicy, gae_lambda: float, normalize: bool
-    ) -> tuple[Batch, dict[str, float]]:
+    ) -> tuple[Batch, int, dict[str, float]]:
         """
         The newest rollout, with the advantages of its full, flattened buffer, followed by the older ones, with wA in
-        place of A; and values to log. A rollout whose ratios or advantages are not finite is dropped.
+        place of A; the number of their trajectories; and values to log. A rollout whose ratios or advantages are not
+        finite is dropped.
 
         :param normalize: centre the advantages by their weighted mean, and scale by the standard deviation of wA
         """
@@ -136,8 +137,7 @@ class RolloutPool:
         )
         share = (w.sum() ** 2 / (len(w) * (w**2).sum())).item()
         n_trajectories = count_trajectories(buffer) + sum(int(rollout.n_trajectories.item()) for rollout in kept)
-        values = {"n_trajectories": n_trajectories, "effective_sample_share": share, "n_rollouts": 1 + len(kept)}
-        return batch, values
+        return batch, n_trajectories, {"effective_sample_share": share, "n_rollouts": 1 + len(kept)}
 
     def add(self, buffer: Any, last_observations: Any, dones: Any, has_masks: bool = False) -> None:
         """Keep the arrays of a full, flattened buffer, which it does not use again after ``reset``."""

@@ -1,4 +1,9 @@
-"""The order of an update: rollout → batch → estimates → direction → length → line search → critic → log."""
+"""
+The order of an update: rollout → batch → estimates → direction → length → line search → critic → log.
+
+A *head* h holds the parameters of the action distribution at each timestep, such as means and log σ: a tensor of shape
+``(n, k)``. The distribution's *family* computes log-probabilities and KL divergences from it.
+"""
 
 import math
 import warnings
@@ -29,7 +34,8 @@ STUCK = 10
 @dataclass(frozen=True)
 class PolicyEstimates:
     """
-    Everything that a method may use to find a step.
+    Everything that a method may use to find a step: ĝ, the mean over timesteps of ξ_i = A_i∇log π(a_i|s_i); Σ̂, the
+    covariance of ξ_i, and not of their mean; F̂, the Fisher matrix of π, the mean over states.
 
     :param layout: how many coordinates belong to each parameter of the policy, see ``Actor.layout``
     :param gradient: ĝ of the whole batch, including adversarial noise, shape ``(d,)``
@@ -51,12 +57,12 @@ class Direction:
     The direction of a step.
 
     :param vector: v, shape ``(d,)``
-    :param diagnostics: values to log, by name
+    :param values: values to log, by name
     :param isotropic_curvature: μ, if the direction comes from a matrix with μI added
     """
 
     vector: th.Tensor
-    diagnostics: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
     isotropic_curvature: float = 0.0
 
 
@@ -67,12 +73,12 @@ class Length:
 
     :param eta: η, not finite if the trust region does not bound the direction
     :param kl_estimated: the KL divergence that the method expects at θ_k + ηv, nats
-    :param diagnostics: values to log, by name
+    :param values: values to log, by name
     """
 
     eta: float
     kl_estimated: float
-    diagnostics: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
 
 
 class TrustRegionAlgorithm(SB3Algorithm):
@@ -84,7 +90,8 @@ class TrustRegionAlgorithm(SB3Algorithm):
     @abstractmethod
     def _find_direction(self, estimates: PolicyEstimates) -> Direction:
         """
-        :param estimates: estimates of ĝ, F̂ and Σ̂ from the rollout
+        :param estimates: estimates of ĝ, F̂ and Σ̂ from the rollout, which a method may take into averages of its own;
+            they stay there if the step is refused
         :return: v; if v is zero or not finite, the update is refused
         """
 
@@ -124,48 +131,48 @@ class TrustRegionAlgorithm(SB3Algorithm):
     def _update(self, actor: Actor) -> None:
         # The timesteps of the buffer, environment by environment
         rollout = rollout_batch(self.rollout_buffer, self.normalize_advantage, self._takes_masks)
-        # In evaluation mode, and without gradient hooks
-        with actor.differentiable_policy():
+        # In evaluation mode, without gradient hooks, on a copy of action_dist that is dropped with its graph
+        with actor.update_mode():
             self._check_observations(actor, rollout)
             self._update_learning_rate(self.policy.optimizer)
-            batch, values = self._join_old_rollouts(rollout)
-            # Which parameters are θ, and one step along them
+            batch, n_trajectories, values = self._join_old_rollouts(rollout)
+            # θ: the trainable parameters that the action distribution depends on, in this batch or an earlier one,
+            # those that it shares with the critic included; then one step of θ
             self._find_params(actor, batch)
-            values |= self._update_actor(actor, batch, len(rollout), values["n_trajectories"])
-            # θ is settled, but the critic's epochs may change batch-norm statistics that the actor shares: compare
-            # its heads, the parameters of its action distribution at each timestep, before and after them
+            values |= self._update_actor(actor, batch, len(rollout), n_trajectories)
+            # θ is settled, but the critic's epochs may change batch-norm statistics that the actor shares
             shares_statistics = any(True for _ in self.policy.buffers())
             updated_head = actor.heads(batch) if shares_statistics else None
-        # Epochs of the critic; the distribution that they leave in the policy is dropped
+        # Epochs of the critic, in the parameters outside θ; the distribution that they leave in the policy is dropped
         with actor.distribution_of_its_own():
             losses = fit_values(actor, self.rollout_buffer, self.batch_size, self.n_critic_updates)
         if updated_head is not None:
-            with actor.differentiable_policy():
+            with actor.update_mode():
                 values["critic_kl"] = actor.family.kl(updated_head, actor.heads(batch)).mean().item()
         self._show_distribution(rollout)
         if self.n_reused_rollouts > 0:
             self.rollout_pool.add(self.rollout_buffer, self._last_obs, self._last_episode_starts, self._takes_masks)
         # Log, without what the update before logged and this one did not compute
         self._n_updates += 1
-        values |= diagnostics.critic(self.rollout_buffer, losses)
+        values |= {"n_trajectories": n_trajectories} | diagnostics.critic(self.rollout_buffer, losses)
         self._logged = diagnostics.record(self.logger, self.policy, values, self._logged)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if actor.params and not self._has_one_action:
             self._warn_if_stuck(values["step_fraction"])
 
-    def _join_old_rollouts(self, rollout: Batch) -> tuple[Batch, dict[str, float]]:
+    def _join_old_rollouts(self, rollout: Batch) -> tuple[Batch, int, dict[str, float]]:
         """
-        The rollout, followed by those that are reused, with advantages that are multiplied by importance ratios; and
-        values to log, ``n_trajectories`` among them.
+        The rollout, followed by those that are reused, whose advantages are today's critic's times importance ratios;
+        all are normalised together, from raw ones. And the number of trajectories, and values to log.
         """
         if self.n_reused_rollouts == 0:
-            return rollout, {"n_trajectories": float(count_trajectories(self.rollout_buffer))}
+            return rollout, count_trajectories(self.rollout_buffer), {}
         require_plain_buffer(self.rollout_buffer)
         return self.rollout_pool.join(
             rollout, self.rollout_buffer, self.policy, self.gae_lambda, self.normalize_advantage
         )
 
-    def _update_actor(self, actor: Actor, batch: Batch, n_newest: int, n_trajectories: float) -> dict[str, float]:
+    def _update_actor(self, actor: Actor, batch: Batch, n_newest: int, n_trajectories: int) -> dict[str, float]:
         """
         Find a step and move the actor along it as far as the line search allows.
 
@@ -177,20 +184,20 @@ class TrustRegionAlgorithm(SB3Algorithm):
 
         def refused(reason: str) -> dict[str, float]:
             self._warn_of_refusal(reason)
-            return values | diagnostics.step(unchanged, 0.0)
+            return values | diagnostics.step(unchanged, step_fraction=0.0)
 
         if not actor.params:
             return refused("the actor has no trainable parameters")
         # ĝ of the whole batch; F̂ and Σ̂ of the subsample, and of the whole batch where a length is taken from it
-        estimates = self._estimate(actor, batch, int(n_trajectories))
+        estimates = self._estimate(actor, batch, n_trajectories)
         old_head = estimates.whole.head()
         old_log_probs = actor.family.log_prob(old_head, batch.actions)
         self._check_log_probs(actor, batch[:n_newest], old_log_probs[:n_newest])
         if self._has_one_action:
-            return diagnostics.step(unchanged, 0.0)
+            return diagnostics.step(unchanged, step_fraction=0.0)
         # v
         direction = self._find_direction(estimates)
-        values |= direction.diagnostics
+        values |= direction.values
         if not bool(direction.vector.isfinite().all()):
             return refused("the update direction is not finite")
         if not bool(direction.vector.any()):
@@ -199,7 +206,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
         length = self._find_length(direction, estimates)
         if not math.isfinite(length.eta):
             return refused("the trust region does not bound the update direction")
-        values |= length.diagnostics
+        values |= length.values
         # θ_k + κ^i·ηv
         max_kl = self.line_search_kl_factor * length.kl_estimated
         result = self._search(actor, batch, old_head, old_log_probs, length.eta * direction.vector, max_kl)
@@ -207,7 +214,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
 
     def _estimate(self, actor: Actor, batch: Batch, n_trajectories: int) -> PolicyEstimates:
         whole = actor.estimates(batch)
-        # ĝ, as gradient hooks leave it
+        # of the whole batch; with gradient hooks, computed once more while they are attached, for ĝ alone
         gradient = actor.gradient(batch, whole)
         if self.adversarial_noise > 0.0:
             gradient = gradient - self.adversarial_noise * whole.standard_error() * gradient.sign()
@@ -306,6 +313,7 @@ class TrustRegionAlgorithm(SB3Algorithm):
         """
         policy: Any = self.policy
         if isinstance(policy, ActsInNumpy):
+            # its action_dist is computed when it is read
             policy.show_distribution(batch.observations, *masks_of(policy, batch).values())
             return
         timesteps = batch[: self.batch_size]

@@ -229,6 +229,8 @@ class UATRPO(TrustRegionAlgorithm):
     def _setup_model(self) -> None:
         super()._setup_model()
         self._warned_of_size = False
+        #: moving averages of g'v(g) and e'v(e), see ``_noise_scale``
+        self._signal, self._noise = vars(self).get("_signal", 0.0), vars(self).get("_noise", 0.0)
         if self.target_kl is not None and self.trust_region_delta != TRUST_REGION_DELTA:
             warnings.warn(
                 f"trust_region_delta={self.trust_region_delta} has no effect, since target_kl={self.target_kl} sets "
@@ -319,20 +321,26 @@ class UATRPO(TrustRegionAlgorithm):
         gradient = estimates.gradient
         sketch = self.sketch
         n_projections = self._projections_that_fit(len(gradient), gradient.dtype, known=sketch.shape[1])
+        # The averages belong to one θ and one Ω: if parameters or m are others, both start afresh, with a warning
         sketch.adapt(estimates.layout, n_projections, self.ema_beta, gradient.dtype)
         sketch.draw_once()
         fisher_omega, covariance_omega = estimates.subsample.products(sketch.omega)
-        diagnostics = {"radius_squared": self._radius_squared(estimates)}
-        # A moving average never recovers from a NaN, so check first. isfinite on the matrices would copy both of them.
+        values = {"radius_squared": self._radius_squared(estimates)}
+        # A moving average never recovers from a NaN, so check first; isfinite would copy both matrices, which are
+        # column-major. Torch refuses a factor beyond the range of their type.
         extremes = th.stack([*fisher_omega.T.aminmax(), *covariance_omega.T.aminmax()])
         coefficient = self._coefficient(estimates)
         if not (bool(extremes.isfinite().all()) and coefficient <= th.finfo(sketch.dtype).max):
-            return Direction(th.full_like(gradient, math.nan), diagnostics)
-        # Y = M̂Ω of the moving averages, in the memory of F̂Ω
+            return Direction(th.full_like(gradient, math.nan), values)
+        # Y = M̂Ω = (Y_F + c·R_n²·Y_Σ)/(1-β^k) from the averages after k updates, in the memory of F̂Ω
         Y = sketch.update(fisher_omega, covariance_omega, coefficient)
-        solution = subspace_direction(Y, sketch.omega, gradient, self.projection_solver, self.shrinkage)
-        diagnostics["subspace_rank"] = solution.rank
-        return Direction(solution.vector, diagnostics, solution.isotropic_curvature)
+        noise = estimates.whole.noise()
+        solution = subspace_direction(Y, sketch.omega, gradient, self.projection_solver, self.shrinkage, noise)
+        values |= {"subspace_rank": solution.rank}
+        values |= self._noise_scale(
+            gradient.dot(solution.vector).item(), solution.noise_form, estimates.whole.n_timesteps
+        )
+        return Direction(solution.vector, values, solution.isotropic_curvature)
 
     def _find_length(self, direction: Direction, estimates: PolicyEstimates) -> Length:
         v = direction.vector
@@ -348,6 +356,25 @@ class UATRPO(TrustRegionAlgorithm):
         # both are zero if the direction lies outside the sampled subspace, as it may with shrinkage
         share = penalty / (fisher + penalty) if penalty > 0.0 else 0.0
         return Length(eta, half * fisher, {"uncertainty_penalty": half * penalty, "uncertainty_share": share})
+
+    def _noise_scale(self, total: float, noise: float, n_timesteps: int) -> dict[str, float]:
+        """
+        The signal-to-noise ratio of ĝ = g + e in the metric of the trust region, and the batch size at which it is one
+        (McCandlish and others, 2018, *An Empirical Model of Large-Batch Training*). With v(x) = M̂⁻¹x, the direction of
+        a gradient x, the mean of ĝ'v(ĝ) is g'v(g), the signal, and what e'v(e) adds to it, the noise. Both are averaged
+        over updates with the weight β, since those of a single batch say little.
+
+        :param total: ĝ'v(ĝ)
+        :param noise: e'v(e) of a vector with the covariance of e
+        :param n_timesteps: n, to which the noise is inversely proportional
+        """
+        if not (math.isfinite(total) and 0.0 < noise < math.inf):
+            return {}
+        self._signal += (1.0 - self.ema_beta) * (total - noise - self._signal)
+        self._noise += (1.0 - self.ema_beta) * (noise - self._noise)
+        ratio = self._signal / self._noise
+        # without a signal, no batch size is enough
+        return {"gradient_snr": ratio} | ({"noise_scale": n_timesteps / ratio} if ratio > 0.0 else {})
 
     def _radius_squared(self, estimates: PolicyEstimates) -> float:
         n = estimates.n_trajectories if self.sample_unit == "trajectory" else estimates.whole.n_timesteps

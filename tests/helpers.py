@@ -169,7 +169,7 @@ def take_apart(monkeypatch) -> None:
 
     def layered(self, policy):
         init(self, policy)
-        self._layers = plain._mlp_on_memory(policy, type(policy.action_dist) is DiagGaussianDistribution)
+        self._fast_layers = plain._mlp_on_memory(policy, type(policy.action_dist) is DiagGaussianDistribution)
 
     monkeypatch.setattr(Actor, "__init__", layered)
 

@@ -192,6 +192,13 @@ def standard_error(samples: np.ndarray) -> np.ndarray:
     return samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
 
 
+def noise_vector(samples: np.ndarray) -> np.ndarray:
+    """The difference of the halves' means, scaled to the covariance of the mean of all, shape (d,)."""
+    n, n_first = len(samples), len(samples) // 2
+    difference = samples[:n_first].mean(axis=0) - samples[n_first:].mean(axis=0)
+    return difference * np.sqrt(n_first * (n - n_first)) / n
+
+
 def n_trajectories(episode_starts: np.ndarray) -> int:
     """The episodes that start in each environment (a column), or one fragment if none does; their sum."""
     total = 0
@@ -261,6 +268,7 @@ class ReferenceUATRPO:
     def __post_init__(self):
         d = len(self.omega)
         self.F, self.Sigma, self.k = np.zeros((d, d)), np.zeros((d, d)), 0
+        self.signal, self.noise = 0.0, 0.0
 
     def step(self, policy, obs, actions, advantages, subsample: list[int], n: int, noise: float = 0.0):
         """ηv for a batch in env-major time order, with all intermediate results. F̂ and Σ̂ are of the subsample."""
@@ -275,6 +283,10 @@ class ReferenceUATRPO:
         c = self.coef * radius_squared(len(g), n, self.alpha)
         Y = (self.F + c * self.Sigma) @ self.omega / (1 - self.beta**self.k)
         v, rank, _ = projected_direction(Y, self.omega, g, self.solver, self.shrinkage)
+        e = noise_vector(samples)
+        e_form = e @ projected_direction(Y, self.omega, e, self.solver, self.shrinkage)[0]
+        self.signal = self.beta * self.signal + (1 - self.beta) * (g @ v - e_form)
+        self.noise = self.beta * self.noise + (1 - self.beta) * e_form
         if self.step_length_samples == "batch":
             F_sub, Sigma_sub = fisher_matrix(policy, obs), covariance_matrix(samples)
         M = F_sub + c * Sigma_sub
@@ -291,6 +303,7 @@ class ReferenceUATRPO:
             "uncertainty_penalty": 0.5 * eta**2 * c * v @ Sigma_sub @ v,
             "uncertainty_share": c * (v @ Sigma_sub @ v) / (v @ M @ v),
             "radius_squared": radius_squared(len(g), n, self.alpha),
+            "gradient_snr": self.signal / self.noise,
         }
 
 

@@ -22,7 +22,7 @@ def prepared(**kwargs):
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 def test_its_parameters_are_those_that_the_distribution_depends_on(action_space):
     model, batch, actor = prepared(action_space=action_space)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
     assert actor.n_params == len(actor_vector(model))
@@ -46,7 +46,7 @@ def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
 
 def test_observations_may_be_a_dict():
     model, batch, actor = prepared(observation_space=DICT)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         heads = actor.heads(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
@@ -57,7 +57,7 @@ def test_observations_may_be_a_dict():
 def test_log_probabilities_and_their_gradient_are_the_policys(action_space):
     model, batch, actor = prepared(action_space=action_space)
     obs, actions, advantages = env_major(model)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         estimates = actor.estimates(batch)
         heads = actor.heads(batch)
@@ -80,7 +80,7 @@ def test_the_policy_is_as_it_was_afterwards():
     for training in (True, False):
         policy.set_training_mode(training)
         distribution, hooks = policy.action_dist, policy.action_net.weight._backward_hooks
-        with suppress(ZeroDivisionError), actor.differentiable_policy():
+        with suppress(ZeroDivisionError), actor.update_mode():
             assert not policy.training
             assert policy.action_dist is not distribution
             assert not policy.action_net.weight._backward_hooks
@@ -99,7 +99,7 @@ def test_the_policy_is_as_it_was_afterwards():
 
 def test_it_moves_along_a_step_and_comes_back_exactly():
     model, batch, actor = prepared(double=False)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
     before = actor_vector(model)
     step = th.randn(actor.n_params, generator=th.Generator().manual_seed(0))
@@ -121,7 +121,7 @@ def test_it_moves_along_a_step_and_comes_back_exactly():
 
 def test_the_head_is_that_of_the_policys_own_distribution():
     model, batch, actor = prepared()
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         heads = actor.heads(batch)
     distribution = torch_distribution(model.policy, batch.observations)

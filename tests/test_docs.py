@@ -17,7 +17,7 @@ from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 
 from sb3_uatrpo import RECOMMENDED, RECOMMENDED_DISCRETE, UATRPO, MatchedTRPO
-from sb3_uatrpo.core import estimates, subspace
+from sb3_uatrpo.core import estimates, memory, subspace
 from sb3_uatrpo.core.confidence import confidence_radius_squared
 
 ROOT = Path(__file__).parents[1]
@@ -171,7 +171,7 @@ def test_constants_that_the_docs_name_are_those_of_the_code():
         f"in parts of {estimates.GRAPH_BYTES // 2**20} MiB",
         f"{estimates.COLUMN_BYTES // 2**20} MiB of temporaries at a time",
         f"blocks of {subspace.ROWS_AT_ONCE} rows, {2 * 8 * subspace.ROWS_AT_ONCE // 2**10} KiB·m",
-        f"all of these are {estimates.GPU_FACTOR} times as large",
+        f"all of these are {memory.GPU_FACTOR} times as large",
         f"With {exact_below} parameters or more, singular",
         f"With 200 directions, R_n² is {confidence_radius_squared(200, 256, 0.05):.1f}.",
     ):

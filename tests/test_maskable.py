@@ -266,7 +266,7 @@ def test_where_all_is_forbidden_an_update_has_nothing_to_learn(space, monkeypatc
             collect(model)
             model.rollout_buffer.action_masks[7:] = 0.0
             actor, batch = Actor(model.policy), rollout_batch(model.rollout_buffer, False, True)
-            with actor.differentiable_policy():
+            with actor.update_mode():
                 actor.find_params(batch)
                 whole, known = actor.estimates(batch), actor.estimates(batch[:7])
                 vector = th.ones(whole.n_params, dtype=th.float64)

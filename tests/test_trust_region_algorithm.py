@@ -55,7 +55,7 @@ SHARED_KEYS = {
     "kl_estimated", "kl_proposed", "kl_ratio", "kl_divergence_loss", "n_trajectories", "step_fraction",
     "is_line_search_success", "policy_objective", "value_loss", "explained_variance", "learning_rate", "n_updates",
 }  # fmt: skip
-UATRPO_KEYS = {"uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank"}
+UATRPO_KEYS = {"uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank", "gradient_snr"}
 
 
 @BOTH
@@ -64,7 +64,7 @@ def test_every_key_is_logged(cls, action_space):
     model = make_model(cls, action_space, n_envs=2)
     log = update(model)
     wanted = SHARED_KEYS | (UATRPO_KEYS if cls is UATRPO else set()) | ({"std"} if "box" in action_space else set())
-    assert set(log) == wanted
+    assert set(log) == wanted | ({"noise_scale"} if log.get("gradient_snr", 0.0) > 0.0 else set())
     assert all(np.isfinite(value) for value in log.values())
     assert log["kl_ratio"] == pytest.approx(log["kl_proposed"] / log["kl_estimated"])
     if cls is UATRPO:
@@ -393,7 +393,7 @@ def test_a_step_that_lowers_the_objective_is_not_taken(cls, monkeypatch):
 
     def downhill(self, estimates):
         direction = found(self, estimates)
-        return type(direction)(-direction.vector, direction.diagnostics)
+        return type(direction)(-direction.vector, direction.values)
 
     monkeypatch.setattr(cls, "_find_direction", downhill)
     model = make_model(cls, line_search_kl_factor=100.0, normalize_advantage=False)

@@ -849,7 +849,7 @@ def test_optimizers_and_step_hooks_see_each_minibatchs_gradient(optimizer_class,
                 register(keeps)
                 register(hook)
         actor = Actor(policy)
-        with actor.differentiable_policy():
+        with actor.update_mode():
             actor.find_params(rollout_batch(model.rollout_buffer, True))
         actor.mlp = actor.mlp if arrays else None
         np.random.seed(0)

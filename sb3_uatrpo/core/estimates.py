@@ -23,6 +23,8 @@ from functools import cached_property, reduce
 
 import torch as th
 
+from sb3_uatrpo.core.memory import at_once
+
 #: A graph of the policy may keep this many bytes of activations; longer batches are processed in parts.
 GRAPH_BYTES = 16 * 2**20
 #: Products with many columns process PRODUCT_TIMESTEPS timesteps at once, or as many as have a graph of
@@ -32,13 +34,6 @@ PRODUCT_TIMESTEPS = 256
 PRODUCT_GRAPH_BYTES = 2 * 2**20
 #: Products process columns in chunks whose temporaries take about this many bytes.
 COLUMN_BYTES = 12 * 2**20
-#: A GPU processes this many times more at once: its memory is larger, and small pieces take it as long to start.
-GPU_FACTOR = 32
-
-
-def at_once(limit: int, device: th.device) -> int:
-    """:return: how many bytes or rows the device processes at once where a CPU processes ``limit``"""
-    return limit * GPU_FACTOR if device.type == "cuda" else limit
 
 
 def batched_grad(
@@ -214,6 +209,22 @@ class SampleEstimates:
         """:return: ĝ = mean of J_i's_i (paper, Equation 3, without 1/(1-γ)), shape ``(d,)``"""
         parts = self._linearizations()
         return reduce(th.add, (part.vjp(part.scores[None] / self.n_timesteps).squeeze(1) for part in parts))
+
+    def noise(self) -> th.Tensor:
+        """
+        A vector with the covariance of ĝ and mean zero, whatever its mean g: the difference of the mean gradients of
+        the first and the second half of the timesteps, scaled by √(n_1·n_2)/n. Timesteps within a half may depend on
+        each other.
+
+        :return: shape ``(d,)``
+        """
+        n, n_first = self.n_timesteps, self.n_timesteps // 2
+        ratio = ((n - n_first) / n_first) ** 0.5
+        weights = th.full((1, n), -1.0 / (ratio * n), dtype=th.float64, device=self._device)
+        weights[:, :n_first] = ratio / n
+        parts = zip(self._linearizations(), self.parts, strict=True)
+        pulled = (part.weighted_samples(weights[:, timesteps].to(part.scores)) for part, timesteps in parts)
+        return reduce(th.add, pulled).squeeze(1)
 
     def standard_error(self) -> th.Tensor:
         """

@@ -1,5 +1,5 @@
 r"""
-Products with J and J' for heads that are a chain of linear layers with elementwise functions between them.
+Products with J = ∂h/∂θ and J' for heads h that are a chain of linear layers with elementwise functions between them.
 
 A layer z_i = Wx_i + b that is used once in computing the head h_i has ∂h_i/∂W = D_i ⊗ x_i' and ∂h_i/∂b = D_i, with
 D_i = ∂h_i/∂z_i (k×o) and x_i the layer's input. Given D and x, a product with J or J' is one large matrix product for

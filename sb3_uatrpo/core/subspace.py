@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 import torch as th
 
-from sb3_uatrpo.core.estimates import at_once
+from sb3_uatrpo.core.memory import at_once
 
 #: The statistic is known to the precision of the policy's float32 products; thresholds are in these units.
 RESOLUTION = th.finfo(th.float32).eps
@@ -52,11 +52,13 @@ class SubspaceDirection:
     :param vector: v, shape ``(d,)``; zero when nothing was observed, and not finite if Y or ĝ is not
     :param rank: number of eigenvalues of M̃ that were kept
     :param isotropic_curvature: μ = ρ·tr M̂/d; zero without shrinkage
+    :param noise_form: e'v(e), where v(e) is the direction that the vector e would have instead of ĝ; zero without e
     """
 
     vector: th.Tensor
     rank: int
     isotropic_curvature: float = 0.0
+    noise_form: float = 0.0
 
 
 def subspace_direction(
@@ -65,6 +67,7 @@ def subspace_direction(
     gradient: th.Tensor,
     projection_solver: ProjectionSolver = "least_squares",
     shrinkage: float = 0.0,
+    noise: th.Tensor | None = None,
 ) -> SubspaceDirection:
     """
     Uncertainty-aware update direction (paper, Algorithm 1, with the appendix's projection of an averaged matrix).
@@ -79,7 +82,8 @@ def subspace_direction(
     :param gradient: ĝ, shape ``(d,)``
     :param projection_solver: ``"least_squares"`` (the paper's) or ``"nystrom"``
     :param shrinkage: ρ in [0, 1)
-    :return: the direction, of the type and on the device of ``gradient``, the rank kept, and μ
+    :param noise: e, shape ``(d,)``, to measure in the metric of the direction
+    :return: the direction, of the type and on the device of ``gradient``, the rank kept, μ and e'v(e)
     """
     n_params, n_projections = statistic.shape
     cut = max(n_params, n_projections) * RESOLUTION
@@ -113,12 +117,20 @@ def subspace_direction(
     eigenvalues, V = eigenvalues[kept], V[:, kept]
 
     reduced = W.T @ correlated.T
-    y = V @ ((V.T @ reduced) / ((1.0 - shrinkage) * eigenvalues + isotropic)[:, None])
+    curvature = (1.0 - shrinkage) * eigenvalues + isotropic
+    noise_form = 0.0
+    if noise is not None:
+        exact = sum(statistic[rows].T.double() @ noise[rows].double() for rows in _row_blocks(statistic))
+        squares = (V.T @ W.T @ exact.cpu()).square()  # type: ignore[union-attr]
+        noise_form = (squares / curvature).sum().item()
+        if shrinkage > 0.0:
+            noise_form += (noise.double().square().sum().item() - squares.sum().item()) / isotropic
+    y = V @ ((V.T @ reduced) / curvature[:, None])
     if shrinkage == 0.0:
-        return SubspaceDirection(_combine_columns(statistic, W @ y).squeeze(1), len(eigenvalues))
+        return SubspaceDirection(_combine_columns(statistic, W @ y).squeeze(1), len(eigenvalues), 0.0, noise_form)
     y -= V @ (V.T @ reduced) / isotropic
     vector = _combine_columns(statistic, W @ y, gradient[:, None], 1.0 / isotropic).squeeze(1)
-    return SubspaceDirection(vector, len(eigenvalues), isotropic)
+    return SubspaceDirection(vector, len(eigenvalues), isotropic, noise_form)
 
 
 def _least_squares(projected_omega: th.Tensor, projected_statistic: th.Tensor) -> th.Tensor:

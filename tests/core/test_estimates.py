@@ -78,7 +78,7 @@ def estimates_and_reference(name: str, layered: bool = False, n: int = 40):
         if layered:
             take_apart(patch)
         actor = Actor(model.policy)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
     estimates = actor.estimates(batch)
     assert isinstance(estimates._whole, LayeredLinearization) == layered
@@ -195,7 +195,7 @@ def test_single_precision_rounds_the_dense_reference(action_space, layered):
         model.policy.action_net.register_forward_hook(lambda *args: None)
     obs, actions, advantages = env_major(model)
     actor, batch = Actor(model.policy), Batch(obs, actions, advantages.float(), advantages)
-    with actor.differentiable_policy():
+    with actor.update_mode():
         actor.find_params(batch)
         estimates = actor.estimates(batch)
         assert isinstance(estimates._whole, LayeredLinearization) == layered

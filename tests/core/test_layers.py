@@ -24,7 +24,7 @@ def both(model) -> tuple[Linearization, Linearization]:
             if layered:
                 take_apart(patch)
             actor = Actor(model.policy)
-            with actor.differentiable_policy():
+            with actor.update_mode():
                 actor.find_params(batch)
                 found.append(actor.linearize(batch))
     assert [type(each) for each in found] == [LayeredLinearization, Linearization]
