@@ -197,19 +197,19 @@ def count_fast_steps(monkeypatch) -> list[int]:
     return calls
 
 
-def collect(model) -> None:
-    """Fill the model's rollout buffer."""
+def collect(model):
+    """Fill the model's rollout buffer. The model itself."""
     if model._last_obs is None:
         model._setup_learn(10**9)
     callback = CallbackList([])
     callback.init_callback(model)
     assert model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    return model
 
 
 def update(model) -> dict[str, Any]:
     """Collect a rollout and train on it. What was logged."""
-    collect(model)
-    model.train()
+    collect(model).train()
     return logged(model)
 
 

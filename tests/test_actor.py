@@ -14,8 +14,7 @@ from tests.reference import actor_parameters, log_prob, policy_gradient, torch_d
 
 def prepared(**kwargs):
     """A model with a rollout, its batch, and its actor."""
-    model = make_model(n_envs=2, **kwargs)
-    collect(model)
+    model = collect(make_model(n_envs=2, **kwargs))
     return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy)
 
 

@@ -11,9 +11,7 @@ from tests.helpers import ACTION_SPACES, DICT, collect, env_major, small
 
 
 def collected(n_envs=3, **kwargs):
-    model = small(n_envs=n_envs, **kwargs)
-    collect(model)
-    return model
+    return collect(small(n_envs=n_envs, **kwargs))
 
 
 def same_batches(one: Batch, other: Batch) -> bool:

@@ -149,8 +149,7 @@ def test_a_critic_that_nothing_trained_has_a_part_in(change):
 
 
 def test_a_critic_without_parameters_of_its_own():
-    model = small()
-    collect(model)
+    model = collect(small())
     with unchanged(model):
         assert fit_values(actor_of(model.policy, tuple(model.policy.parameters())), model.rollout_buffer, 16, 2) == []
 
@@ -199,8 +198,7 @@ def test_when_numpy_trains_the_critic(kwargs, change, expected, monkeypatch):
 
 
 def test_hooks_of_all_optimizers_see_the_users_settings():
-    model = small()
-    collect(model)
+    model = collect(small())
     seen = []
     handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["fused"]))
     try:
@@ -226,8 +224,7 @@ def huge_gradients(model):
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(("spoil", "n_skipped"), [(huge_return, 2), (huge_gradients, 6)])
 def test_a_minibatch_that_is_not_finite_changes_nothing(spoil, n_skipped, fast, monkeypatch):
-    model = small(policy_kwargs={"net_arch": []})
-    collect(model)
+    model = collect(small(policy_kwargs={"net_arch": []}))
     spoil(model)
     if not fast:
         monkeypatch.setattr("sb3_uatrpo.actor.as_plain_mlp", lambda policy: None)
@@ -261,8 +258,7 @@ def test_the_critic_leaves_the_actor_where_the_trust_region_put_it(cls, kwargs):
     """Not even gradients that somebody has left behind move it."""
     actors, critics = [], []
     for n_critic_updates in (0, 5):
-        model = small(cls, n_critic_updates=n_critic_updates, **kwargs)
-        collect(model)
+        model = collect(small(cls, n_critic_updates=n_critic_updates, **kwargs))
         observations = th.as_tensor(model.rollout_buffer.observations[:, 0])
         model.policy.evaluate_actions(observations, th.zeros(48, 2))[1].sum().backward()
         model.train()

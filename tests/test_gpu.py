@@ -113,8 +113,7 @@ def check_equal(model, other, tolerance: float) -> None:
 
 
 def check_checkpoint(method: str, kind: str, devices: tuple[str, str], path) -> None:
-    model = model_on(devices[0], method, kind)
-    collect(model)
+    model = collect(model_on(devices[0], method, kind))
     model.train()
     model.save(path)
     loaded = type(model).load(path, env=model.env, device=devices[1])

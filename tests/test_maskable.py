@@ -211,8 +211,7 @@ class OwnSamples(MaskableRolloutBuffer):
     [(None, None), (None, DICT), (MaskableRolloutBuffer, None), (MaskableDictRolloutBuffer, DICT), (OwnSamples, None)],
 )
 def test_batch_has_the_masks_in_time_order(buffer, observation_space):
-    model = make_masked(MaskableUATRPO, "multi_discrete", 3, observation_space, rollout_buffer_class=buffer)
-    collect(model)
+    model = collect(make_masked(MaskableUATRPO, "multi_discrete", 3, observation_space, rollout_buffer_class=buffer))
     state = np.random.get_state()[1].copy()
     expected = env_major(model)[1], masks_of(model)
     batch = rollout_batch(model.rollout_buffer, False, True)
@@ -225,8 +224,7 @@ def test_batch_has_the_masks_in_time_order(buffer, observation_space):
 
 
 def test_a_buffer_with_its_own_order_has_masks_in_that_order():
-    model = make_masked(MaskableMatchedTRPO, "discrete", rollout_buffer_class=OwnGet, batch_size=48)
-    collect(model)
+    model = collect(make_masked(MaskableMatchedTRPO, "discrete", rollout_buffer_class=OwnGet, batch_size=48))
     batch = rollout_batch(model.rollout_buffer, False, True)
     taken = batch.action_masks.gather(1, batch.actions.long())
     assert (taken == 1.0).all()
@@ -237,8 +235,7 @@ def test_a_buffer_with_its_own_order_has_masks_in_that_order():
 def test_the_lean_buffer_has_the_numbers_of_sb3_contrib():
     buffers = []
     for kind in (MaskableRolloutBuffer, LeanMaskableRolloutBuffer):
-        model = make_masked(MaskableUATRPO, "discrete", 2, double=False, rollout_buffer_class=kind)
-        collect(model)
+        model = collect(make_masked(MaskableUATRPO, "discrete", 2, double=False, rollout_buffer_class=kind))
         buffers.append(vars(model.rollout_buffer))
     theirs, ours = buffers
     arrays = [name for name, value in theirs.items() if isinstance(value, np.ndarray)]
@@ -247,8 +244,7 @@ def test_the_lean_buffer_has_the_numbers_of_sb3_contrib():
 
 
 def test_changed_log_probabilities_give_a_warning_as_without_masks():
-    model = make_masked(MaskableUATRPO, "discrete")
-    collect(model)
+    model = collect(make_masked(MaskableUATRPO, "discrete"))
     model.rollout_buffer.log_probs += 1.0
     with pytest.warns(UserWarning, match="log-probabilities of the rollout differ"):
         model.train()
@@ -262,8 +258,7 @@ def test_where_all_is_forbidden_an_update_has_nothing_to_learn(space, monkeypatc
         with monkeypatch.context() as patch:
             if layered:
                 take_apart(patch)
-            model = make_masked(MaskableMatchedTRPO, space)
-            collect(model)
+            model = collect(make_masked(MaskableMatchedTRPO, space))
             model.rollout_buffer.action_masks[7:] = 0.0
             actor, batch = Actor(model.policy), rollout_batch(model.rollout_buffer, False, True)
             with actor.update_mode():
@@ -374,8 +369,7 @@ def test_logits_that_are_not_finite_raise_the_error_of_sb3_contrib():
 
 
 def test_action_dist_has_the_masks():
-    model = make_masked(MaskableUATRPO, "discrete", 2, double=False)
-    collect(model)
+    model = collect(make_masked(MaskableUATRPO, "discrete", 2, double=False))
     distribution = model.policy.action_dist.distribution
     last = th.as_tensor(model.rollout_buffer.action_masks[-1]) > 0
     assert th.equal(distribution.probs > 0, last)

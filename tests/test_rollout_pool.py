@@ -122,8 +122,7 @@ def test_without_old_rollouts_nothing_changes(cls):
 
 
 def test_with_equal_policies_the_advantages_are_gae():
-    model = make_model(n_envs=2, n_reused_rollouts=1, n_critic_updates=0)
-    collect(model)
+    model = collect(make_model(n_envs=2, n_reused_rollouts=1, n_critic_updates=0))
     rollout = rollout_of(model)
     start = actor_vector(model)
     model.train()

@@ -26,11 +26,7 @@ from tests.forked import run_code
 from tests.helpers import (
     ACTION_SPACES,
     BOTH,
-    DICT,
-    IMAGE,
     NoiseEnv,
-    SmallCNN,
-    SmallCombined,
     actor_vector,
     assert_same,
     assert_same_update,
@@ -120,38 +116,6 @@ def test_action_spaces(cls, action_space, n_envs):
     assert all(np.isfinite(value).all() for value in state_of(model).values())
     action, _ = model.predict(model.get_env().reset())
     assert action.shape == (n_envs, *action_space.shape)
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("policy", "observation_space", "policy_kwargs"),
-    [
-        ("MlpPolicy", spaces.Box(-1.0, 1.0, (2, 3), np.float64), {}),
-        ("MlpPolicy", spaces.Discrete(5), {}),
-        ("MlpPolicy", spaces.MultiDiscrete([3, 2]), {}),
-        ("MlpPolicy", spaces.MultiBinary(4), {}),
-        ("MlpPolicy", IMAGE, {}),
-        ("CnnPolicy", IMAGE, {"features_extractor_class": SmallCNN}),
-        ("MultiInputPolicy", DICT, {"features_extractor_class": SmallCombined}),
-        ("MultiInputPolicy", DICT, {"features_extractor_class": SmallCombined, "share_features_extractor": False}),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("n_envs", [1, 2])
-def test_observation_spaces(cls, policy, observation_space, policy_kwargs, n_envs):
-    env = DummyVecEnv([lambda: NoiseEnv(ACTION_SPACES["multi_discrete"], observation_space)] * n_envs)
-    learns_something(model_on(cls, env, policy, policy_kwargs=policy_kwargs), n_timesteps=64)
-
-
-@BOTH
-@pytest.mark.parametrize("squash_output", [False, True])
-@pytest.mark.parametrize("use_expln", [False, True])
-@pytest.mark.parametrize("sde_sample_freq", [-1, 4])
-def test_gsde(cls, squash_output, use_expln, sde_sample_freq):
-    env = DummyVecEnv([lambda: NoiseEnv(ACTION_SPACES["box"])] * 2)
-    policy_kwargs = {"squash_output": squash_output, "use_expln": use_expln, "net_arch": [4], "log_std_init": -1.0}
-    model = model_on(cls, env, use_sde=True, sde_sample_freq=sde_sample_freq, policy_kwargs=policy_kwargs)
-    learns_something(model, 128)
 
 
 # ------------------------------------------------------------------------------------------------------------ running

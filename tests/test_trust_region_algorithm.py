@@ -77,8 +77,7 @@ def test_every_key_is_logged(cls, action_space):
 
 @BOTH
 def test_the_logged_kl_is_that_of_the_step_taken(cls):
-    model = make_model(cls, n_envs=2)
-    collect(model)
+    model = collect(make_model(cls, n_envs=2))
     before = copy.deepcopy(model.policy)
     obs = th.as_tensor(model.rollout_buffer.observations).flatten(0, 1)
     model.train()
@@ -94,8 +93,7 @@ def test_the_logged_kl_is_that_of_the_step_taken(cls):
 @pytest.mark.parametrize("normalize_advantage", [True, False])
 def test_the_logged_objective_is_the_surrogate(cls, normalize_advantage):
     """The mean of A_i π(a_i|s_i)/π_old(a_i|s_i), which need not be zero before the step."""
-    model = make_model(cls, n_envs=2, normalize_advantage=normalize_advantage)
-    collect(model)
+    model = collect(make_model(cls, n_envs=2, normalize_advantage=normalize_advantage))
     if not normalize_advantage:
         model.rollout_buffer.advantages += 3.0
     obs, actions, advantages = env_major(model)
@@ -125,8 +123,7 @@ def test_logged_values_of_the_critic_and_the_noise(cls):
 
 @BOTH
 def test_without_epochs_of_the_critic_the_actor_alone_moves(cls):
-    model = make_model(cls, n_critic_updates=0)
-    collect(model)
+    model = collect(make_model(cls, n_critic_updates=0))
     before = state_of(model)
     model.train()
     after = state_of(model)
@@ -265,8 +262,7 @@ class Spoilt(RolloutBuffer):
     ],
 )
 def test_observations_that_the_policy_cannot_handle_are_refused(cls, kwargs, value, message):
-    model = small(cls, **kwargs)
-    collect(model)
+    model = collect(small(cls, **kwargs))
     observations = model.rollout_buffer.observations
     (observations["vector"] if isinstance(observations, dict) else observations)[5, 0, 1] = value
     with unchanged(model), pytest.raises(NonFiniteRolloutError, match=message):
@@ -289,8 +285,7 @@ def test_infinite_observations_that_the_policy_handles_are_trained_on(cls):
 
 @BOTH
 def test_a_non_finite_critic_loss_never_reaches_the_optimizer(cls):
-    model = small(cls, batch_size=8)
-    collect(model)
+    model = collect(small(cls, batch_size=8))
     model.rollout_buffer.returns[5] = 3e38
     with pytest.warns(UserWarning, match="skipped a minibatch whose loss or gradient is not finite"):
         model.train()
@@ -353,8 +348,7 @@ FOR_BOTH = ("equal advantages", "huge advantages", "gradient")
 @pytest.mark.parametrize(("cls", "name"), [*((UATRPO, x) for x in REFUSALS), *((MatchedTRPO, x) for x in FOR_BOTH)])
 def test_a_refused_update_leaves_the_actor_bit_for_bit_as_it_was(cls, name, monkeypatch):
     kwargs, spoil, reason, advances = REFUSALS[name]
-    model = make_model(cls, **kwargs)
-    collect(model)
+    model = collect(make_model(cls, **kwargs))
     refused = pytest.warns(UserWarning, match=f"left the policy unchanged: {reason}")
     with monkeypatch.context() as patch, unchanged(model, actor_vector), refused:
         spoil(model, patch)
@@ -369,8 +363,7 @@ def test_a_refused_update_leaves_the_actor_bit_for_bit_as_it_was(cls, name, monk
 
 @BOTH
 def test_an_error_in_the_line_search_restores_the_policy(cls, monkeypatch):
-    model = make_model(cls)
-    collect(model)
+    model = collect(make_model(cls))
     monkeypatch.setattr(GaussianFamily, "kl", lambda *_: 1 / 0)
     with unchanged(model, actor_vector), pytest.raises(ZeroDivisionError):
         model.train()
@@ -378,8 +371,7 @@ def test_an_error_in_the_line_search_restores_the_policy(cls, monkeypatch):
 
 @BOTH
 def test_a_line_search_that_fails_restores_the_policy(cls):
-    model = make_model(cls, line_search_kl_factor=1e-9, line_search_max_iter=2)
-    collect(model)
+    model = collect(make_model(cls, line_search_kl_factor=1e-9, line_search_max_iter=2))
     with unchanged(model, actor_vector):
         model.train()
     assert logged(model)["step_fraction"] == 0.0
@@ -396,8 +388,7 @@ def test_a_step_that_lowers_the_objective_is_not_taken(cls, monkeypatch):
         return type(direction)(-direction.vector, direction.values)
 
     monkeypatch.setattr(cls, "_find_direction", downhill)
-    model = make_model(cls, line_search_kl_factor=100.0, normalize_advantage=False)
-    collect(model)
+    model = collect(make_model(cls, line_search_kl_factor=100.0, normalize_advantage=False))
     model.rollout_buffer.advantages += 5.0
     objective = model.rollout_buffer.advantages.mean()
     with unchanged(model, actor_vector):
@@ -484,8 +475,7 @@ def test_the_bound_of_the_line_search_is_the_factor_times_the_estimate(cls, fact
 @pytest.mark.parametrize(("progress", "rate"), [(0.5, 0.005), (0.0, 0.0), (-0.5, 0.0)])
 def test_the_learning_rate_is_that_of_the_schedule_and_never_negative(cls, progress, rate):
     """The progress is negative at the end of a run whose length is no multiple of a rollout's."""
-    model = make_model(cls, learning_rate=lambda progress: 0.01 * progress)
-    collect(model)
+    model = collect(make_model(cls, learning_rate=lambda progress: 0.01 * progress))
     model._current_progress_remaining = progress
     before = model.policy.value_net.weight.clone()
     model.train()
@@ -497,8 +487,7 @@ def test_the_learning_rate_is_that_of_the_schedule_and_never_negative(cls, progr
 @BOTH
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
 def test_a_schedule_with_a_bad_value_changes_nothing(cls, rate):
-    model = make_model(cls, learning_rate=lambda progress: 1e-3 if progress == 1.0 else rate)
-    collect(model)
+    model = collect(make_model(cls, learning_rate=lambda progress: 1e-3 if progress == 1.0 else rate))
     model._current_progress_remaining = 0.5
     with unchanged(model), pytest.raises(ValueError, match=f"learning_rate must be .*, but it is {rate}"):
         model.train()
@@ -587,8 +576,7 @@ def test_without_uncertainty_it_is_the_natural_gradient():
 
 @pytest.mark.parametrize("unit", ["trajectory", "step"])
 def test_n_counts_episodes_that_start_or_steps(unit):
-    model = make_model(UATRPO, n_envs=3, sample_unit=unit)
-    collect(model)
+    model = collect(make_model(UATRPO, n_envs=3, sample_unit=unit))
     collect(model)  # the second rollout begins in the middle of episodes
     starts = model.rollout_buffer.episode_starts
     assert not starts[0].all()
@@ -620,8 +608,7 @@ def test_n_counts_episodes_that_start_or_steps(unit):
     ],
 )
 def test_a_fragment_counts_only_where_no_episode_starts(starts_at, expected, flattened):
-    model = make_model(UATRPO, n_envs=len(starts_at), n_steps=12)
-    collect(model)
+    model = collect(make_model(UATRPO, n_envs=len(starts_at), n_steps=12))
     starts = np.zeros((12, len(starts_at)), dtype=np.float32)
     for env, steps in enumerate(starts_at):
         starts[steps, env] = 1.0
@@ -648,8 +635,7 @@ def test_the_step_of_a_nature_cnn_uses_observed_curvature_with_shrinkage():
     """1.7 million parameters, where the paper's cut on σ leaves next to nothing."""
     env = NoiseEnv(ACTION_SPACES["discrete"], spaces.Box(0, 255, (84, 84, 1), np.uint8))
     options = {"n_projections": 12, "shrinkage": 0.75, "ema_beta": 0.0, "sub_sampling_factor": 3, "n_steps": 48}
-    model = model_on(UATRPO, env, "CnnPolicy", **options)
-    collect(model)
+    model = collect(model_on(UATRPO, env, "CnnPolicy", **options))
     v, g = direction_and_gradient(model)
     assert len(g) > 1_600_000
     assert logged(model)["subspace_rank"] >= 2

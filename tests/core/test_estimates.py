@@ -69,8 +69,7 @@ LAYERED = ("box", "box_matrix", "discrete", "deep", "relu", "no_hidden_layer")
 
 
 def estimates_and_reference(name: str, layered: bool = False, n: int = 40):
-    model = make_model(**CASES[name])
-    collect(model)
+    model = collect(make_model(**CASES[name]))
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages, advantages)
@@ -189,8 +188,7 @@ def test_a_gpu_processes_more_at_once():
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_single_precision_rounds_the_dense_reference(action_space, layered):
     """Users' policies have float32, and policies that are standard take their products layer by layer."""
-    model = small(UATRPO, action_space)
-    collect(model)
+    model = collect(small(UATRPO, action_space))
     if not layered:
         model.policy.action_net.register_forward_hook(lambda *args: None)
     obs, actions, advantages = env_major(model)

@@ -61,8 +61,7 @@ def test_per_sample_gradients_too_large_to_store(monkeypatch):
 
 @pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])
 def test_frozen_parameters_of_a_chain(frozen):
-    model = make_model()
-    collect(model)
+    model = collect(make_model())
     for name, param in model.policy.named_parameters():
         if name == frozen or (frozen == "all_layers" and name != "log_std"):
             param.requires_grad_(False)
