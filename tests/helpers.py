@@ -90,6 +90,40 @@ class SmallCombined(BaseFeaturesExtractor):
         return th.cat([image, observations["vector"], value_map], dim=1)
 
 
+#: policies of each kind that is supported, as arguments of ``make_model``
+POLICIES: dict[str, dict[str, Any]] = {
+    **{name: {"action_space": name} for name in ACTION_SPACES},
+    "deep": with_kwargs(net_arch=[4, 3, 2]),
+    "relu": {"action_space": "discrete", **with_kwargs(net_arch=[5, 4], activation_fn=th.nn.ReLU)},
+    "no_hidden_layer": {"action_space": "box_matrix", **with_kwargs(net_arch=[])},
+    "two_networks": with_kwargs(net_arch={"pi": [5, 4], "vf": [3]}),
+    "linear_actor": with_kwargs(net_arch={"pi": [], "vf": [4]}),
+    "two_extractors": with_kwargs(share_features_extractor=False),
+    "matrices": {"observation_space": spaces.Box(-1.0, 1.0, (2, 3), np.float64)},
+    # parameters of an activation belong to no linear layer
+    "prelu": with_kwargs(activation_fn=th.nn.PReLU),
+    "gelu": with_kwargs(activation_fn=th.nn.GELU),
+    "gsde": {"use_sde": True, "sde_sample_freq": 3},
+    "gsde_squashed": {"use_sde": True, **with_kwargs(squash_output=True)},
+    "gsde_expln": {"use_sde": True, **with_kwargs(use_expln=True)},
+    "gsde_one_std": {"use_sde": True, **with_kwargs(full_std=False)},
+    "discrete_observations": {"observation_space": spaces.Discrete(5)},
+    "multi_discrete_observations": {"observation_space": spaces.MultiDiscrete([2, 3])},
+    "binary_observations": {"observation_space": spaces.MultiBinary(4)},
+    "flattened_image": {"observation_space": IMAGE},
+    "image": {"action_space": "discrete", "observation_space": IMAGE, **with_extractor(SmallCNN, net_arch=[])},
+    "two_cnns": {"observation_space": IMAGE, **with_extractor(SmallCNN, net_arch=[], share_features_extractor=False)},
+    "dict_of_vectors": {"observation_space": spaces.Dict(one=spaces.Box(-1.0, 1.0, (2,)), other=spaces.Discrete(3))},
+    "dict": {"action_space": "multi_discrete", "observation_space": DICT},
+    "separate_networks_of_a_dict": {"observation_space": DICT, **with_kwargs(share_features_extractor=False)},
+}
+#: those that NumPy computes, in rollouts and layer by layer in updates
+PLAIN = (
+    "box", "box_matrix", "discrete", "deep", "relu", "no_hidden_layer", "two_networks", "linear_actor",
+    "two_extractors", "matrices",
+)  # fmt: skip
+
+
 class NoiseEnv(gym.Env):
     """Observations and rewards are noise; after at least two steps, an episode terminates or is truncated at random."""
 

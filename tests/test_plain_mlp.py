@@ -14,17 +14,15 @@ from sb3_uatrpo.plain import as_plain_mlp
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests.helpers import (
     BOTH,
-    DICT,
-    IMAGE,
+    PLAIN,
+    POLICIES,
     NoiseEnv,
-    SmallCNN,
     collect,
     count_calls,
     count_fast_steps,
     logged,
     model_on,
     small,
-    with_extractor,
     with_kwargs,
 )
 
@@ -40,27 +38,13 @@ class Subclass(MlpPolicy):
 
 
 ACCEPTED = {
-    "box": {},
-    "box_matrix": {"action_space": "box_matrix"},
-    "discrete": {"action_space": "discrete"},
-    "no_hidden_layer": with_kwargs(net_arch=[]),
-    "relu": with_kwargs(activation_fn=nn.ReLU),
+    **{name: POLICIES[name] for name in PLAIN},
     "in_place": with_kwargs(activation_fn=partial(nn.ReLU, inplace=True)),
-    "two_extractors": with_kwargs(share_features_extractor=False),
-    "matrices": {"observation_space": spaces.Box(-1.0, 1.0, (2, 3), np.float64)},
 }
 REFUSED = {
+    **{name: kwargs for name, kwargs in POLICIES.items() if name not in PLAIN},
     "subclass": {"policy": Subclass},
-    "multi_discrete": {"action_space": "multi_discrete"},
-    "multi_binary": {"action_space": "multi_binary"},
-    "image_as_numbers": {"observation_space": IMAGE},
-    "discrete_observations": {"observation_space": spaces.Discrete(3)},
-    "gsde": {"use_sde": True},
-    "gelu": with_kwargs(activation_fn=nn.GELU),
-    "prelu": with_kwargs(activation_fn=nn.PReLU),
     "batch_norm": with_kwargs(activation_fn=partial(nn.BatchNorm1d, 4, affine=False)),
-    "cnn": {"observation_space": IMAGE, **with_extractor(SmallCNN)},
-    "dict": {"observation_space": DICT},
 }
 
 

@@ -2,7 +2,6 @@
 What users add to a policy, a buffer or an optimizer takes part in updates, or is refused before anything changes.
 """
 
-import itertools
 import threading
 import warnings
 from functools import partial
@@ -27,8 +26,8 @@ from sb3_uatrpo.batch import rollout_batch
 from sb3_uatrpo.critic import fit_values
 from tests.helpers import (
     BOTH,
-    DICT,
     IMAGE,
+    POLICIES,
     At,
     NoiseEnv,
     SmallCNN,
@@ -260,29 +259,10 @@ def seen_by_both(width):
     return {"policy": SeesMore, "observation_space": space}
 
 
-SPACES = (
-    spaces.Box(-1.0, 1.0, (2, 3), np.float64), spaces.Discrete(5), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(4),
-    IMAGE, DICT,
-)  # fmt: skip
 TRAINED = {
-    **{f"{space}": {"observation_space": space, "action_space": "multi_discrete", "n_envs": 2} for space in SPACES},
-    "CNN": {"policy": "CnnPolicy", "observation_space": IMAGE, **with_extractor(SmallCNN)},
-    "separate networks of a dict": {"observation_space": DICT, **with_kwargs(share_features_extractor=False)},
-    **{
-        f"gSDE {squashed} {expln} {freq}": {
-            "use_sde": True, "sde_sample_freq": freq, "n_envs": 2,
-            **with_kwargs(squash_output=squashed, use_expln=expln, log_std_init=-1.0),
-        }
-        for squashed, expln, freq in itertools.product((False, True), (False, True), (-1, 4))
-    },
-    "no hidden layer": with_kwargs(net_arch=[]),
-    "two hidden layers": with_kwargs(net_arch=[4, 4]),
-    "wider critic": with_kwargs(net_arch={"pi": [4], "vf": [8, 8]}),
-    "linear actor": with_kwargs(net_arch={"pi": [], "vf": [4]}),
-    "ReLU": with_kwargs(activation_fn=nn.ReLU, ortho_init=False),
+    **POLICIES,
     "mixed steps": with_kwargs(activation_fn=MixesSteps),
     "log_std_init": with_kwargs(log_std_init=-1.0),
-    "separate extractors": with_kwargs(share_features_extractor=False),
     "RMSprop": with_kwargs(optimizer_class=th.optim.RMSprop),
     "SGD": with_kwargs(optimizer_class=th.optim.SGD, optimizer_kwargs={"momentum": 0.9}),
     **{name: with_extractor(made) for name, made in EXTRACTORS.items()},
@@ -300,7 +280,7 @@ TRAINED = {
     "masked by a large number": {"policy": MaskedByALargeNumber, **MASK},
     "different keys": seen_by_both(3),
     "different keys and widths": seen_by_both(5),
-}  # fmt: skip
+}
 
 
 def lookup(self, observations):

@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,10 +18,8 @@ from sb3_uatrpo.core import layers
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
 from sb3_uatrpo.core.layers import LayeredLinearization
 from tests.helpers import (
-    ACTION_SPACES,
-    DICT,
-    IMAGE,
-    SmallCNN,
+    PLAIN,
+    POLICIES,
     actor_vector,
     collect,
     count_calls,
@@ -32,7 +29,6 @@ from tests.helpers import (
     small,
     take_apart,
     with_extractor,
-    with_kwargs,
 )
 from tests.reference import (
     covariance_matrix,
@@ -43,33 +39,12 @@ from tests.reference import (
     take,
 )
 
-VECTORS = spaces.Dict({"one": spaces.Box(-1.0, 1.0, (2,), np.float32), "other": spaces.Discrete(3)})
-CASES = {
-    **{name: {"action_space": name} for name in ACTION_SPACES},
-    "deep": with_kwargs(net_arch=[4, 3, 2]),
-    "relu": {"action_space": "discrete", **with_kwargs(net_arch=[5, 4], activation_fn=nn.ReLU)},
-    "no_hidden_layer": {"action_space": "box_matrix", **with_kwargs(net_arch=[])},
-    "dict_of_vectors": {"observation_space": VECTORS},
-    # parameters of an activation belong to no linear layer
-    "prelu": with_kwargs(activation_fn=nn.PReLU),
-    "gsde": {"use_sde": True},
-    "gsde_squashed": {"use_sde": True, **with_kwargs(squash_output=True)},
-    "gsde_expln": {"use_sde": True, **with_kwargs(use_expln=True)},
-    "gsde_one_std": {"use_sde": True, **with_kwargs(full_std=False)},
-    "image": {"action_space": "discrete", "observation_space": IMAGE, **with_extractor(SmallCNN, net_arch=[])},
-    "separate_extractors": {
-        "observation_space": IMAGE, **with_extractor(SmallCNN, net_arch=[], share_features_extractor=False)
-    },
-    "dict": {"action_space": "multi_discrete", "observation_space": DICT},
-}  # fmt: skip
-
-
-#: the cases whose products may be computed layer by layer
-LAYERED = ("box", "box_matrix", "discrete", "deep", "relu", "no_hidden_layer")
+#: layer by layer, observations in float64 are not rounded to float32 first
+LAYERED = [name for name in PLAIN if name != "matrices"]
 
 
 def estimates_and_reference(name: str, layered: bool = False, n: int = 40):
-    model = collect(make_model(**CASES[name]))
+    model = collect(make_model(**POLICIES[name]))
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages, advantages)
@@ -93,7 +68,7 @@ def estimates_and_reference(name: str, layered: bool = False, n: int = 40):
     return estimates, dense
 
 
-@pytest.fixture(scope="module", params=[*CASES, *(f"{name}, layered" for name in LAYERED)])
+@pytest.fixture(scope="module", params=[*POLICIES, *(f"{name}, layered" for name in LAYERED)])
 def case(request):
     name, _, layered = request.param.partition(", ")
     return estimates_and_reference(name, bool(layered))

@@ -8,8 +8,8 @@ from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import layers
 from sb3_uatrpo.core.estimates import Linearization
 from sb3_uatrpo.core.layers import LayeredLinearization
-from tests.core.test_estimates import CASES, LAYERED, close
-from tests.helpers import collect, env_major, make_model, take_apart
+from tests.core.test_estimates import LAYERED, close
+from tests.helpers import POLICIES, collect, env_major, make_model, take_apart
 
 
 def both(model) -> tuple[Linearization, Linearization]:
@@ -51,7 +51,7 @@ def check_products(layered: Linearization, general: Linearization, columns: int)
 @pytest.mark.parametrize("columns", [1, 2, 5])
 @pytest.mark.parametrize("name", LAYERED)
 def test_taken_apart_or_not_the_products_are_the_same(name, columns):
-    check_products(*both(make_model(**CASES[name])), columns)
+    check_products(*both(make_model(**POLICIES[name])), columns)
 
 
 def test_per_sample_gradients_too_large_to_store(monkeypatch):
