@@ -68,6 +68,30 @@ class Rebinding(th.optim.SGD):
                 param.data = param.data.clone()
 
 
+def with_gradients(optimizer):
+    return [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+
+
+class ForgetsGradients(th.optim.Adam):
+    def step(self, closure=None):
+        super().step(closure)
+        self.zero_grad()
+
+
+class KeepsGradients(th.optim.Optimizer):
+    """Uses the gradient before, by keeping it."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @th.no_grad()
+    def step(self, closure=None):
+        for param in with_gradients(self):
+            before = self.state[param].get("before", th.zeros_like(param))
+            param.sub_(self.param_groups[0]["lr"] * (2.0 * param.grad - before))
+            self.state[param]["before"] = param.grad
+
+
 class Reversed(RolloutBuffer):
     """Every epoch the same, backwards."""
 
@@ -90,7 +114,7 @@ OPTIMIZERS = {
     "sgd": with_kwargs(optimizer_class=th.optim.SGD),
     "rmsprop": with_kwargs(optimizer_class=th.optim.RMSprop),
     "foreach": with_kwargs(optimizer_kwargs={"foreach": True}),
-    "rebinding": with_kwargs(optimizer_class=Rebinding),
+    **{kind.__name__: with_kwargs(optimizer_class=kind) for kind in (Rebinding, ForgetsGradients, KeepsGradients)},
 }
 LOOPS = {
     **OPTIMIZERS,
@@ -197,15 +221,46 @@ def test_when_numpy_trains_the_critic(kwargs, change, expected, monkeypatch):
     assert bool(minibatches) is expected
 
 
-def test_hooks_of_all_optimizers_see_the_users_settings():
-    model = collect(small())
-    seen = []
-    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["fused"]))
-    try:
-        trained(model, plain=False)
-    finally:
-        handle.remove()
-    assert set(seen) == {None}
+def replaces_gradients(optimizer, *_):
+    for param in with_gradients(optimizer):
+        param.grad = param.grad.clamp(-0.01, 0.01)
+
+
+def clips_gradients(optimizer, *_):
+    th.nn.utils.clip_grad_norm_(with_gradients(optimizer), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("register", "hook"),
+    [
+        (th.optim.Adam.register_step_pre_hook, replaces_gradients),
+        (th.optim.Adam.register_step_pre_hook, clips_gradients),
+        (th.optim.Adam.register_step_post_hook, lambda optimizer, *_: optimizer.zero_grad()),
+        # of all optimizers
+        (lambda _, hook: register_optimizer_step_pre_hook(hook), replaces_gradients),
+    ],
+)
+def test_step_hooks_see_each_minibatchs_gradient_and_the_users_settings(register, hook):
+    model, found, seen = collect(small()), [], []
+    policies = model.policy, copy.deepcopy(model.policy)
+
+    def keeps(optimizer, *_):
+        assert optimizer.param_groups[0]["fused"] is None
+        seen[-1].append(th.cat([param.grad.flatten() for param in with_gradients(optimizer)]))
+
+    for plain in (False, True):
+        model.policy = policies[plain]
+        seen.append([])
+        handles = [register(model.policy.optimizer, each) for each in (keeps, hook)]
+        try:
+            found.append(trained(model, plain)[0])
+        finally:
+            for handle in handles:
+                handle.remove()
+    for one, another in zip(*found, strict=True):
+        np.testing.assert_allclose(one, another, rtol=1e-5, atol=1e-6)
+    assert len({float(gradient.sum()) for gradient in seen[0]}) == 9
+    th.testing.assert_close(*seen)
 
 
 def huge_return(model):

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 import re
 import warnings
 from contextlib import nullcontext
@@ -29,7 +28,6 @@ from tests.helpers import (
     NoiseEnv,
     actor_vector,
     assert_same,
-    assert_same_update,
     collect,
     logged,
     model_on,
@@ -137,29 +135,20 @@ def test_vectorised_environments(cls, make):
 @BOTH
 def test_callbacks_of_sb3(cls, tmp_path):
     env, eval_env = make_vec_env("CartPole-v1", 2, seed=0), make_vec_env("CartPole-v1", 1, seed=1)
-    stop = cb.StopTrainingOnNoModelImprovement(max_no_improvement_evals=100)
-    best = cb.StopTrainingOnRewardThreshold(reward_threshold=1e9)
-    counted = []
-    model = model_on(cls, env)
-    model.learn(
-        256,
-        callback=[
-            cb.CheckpointCallback(32, str(tmp_path / "checkpoints")),
-            cb.EvalCallback(
-                eval_env,
-                callback_on_new_best=best,
-                callback_after_eval=stop,
-                eval_freq=32,
-                n_eval_episodes=2,
-                log_path=str(tmp_path),
-                verbose=0,
-            ),
-            cb.EveryNTimesteps(64, cb.ConvertCallback(lambda *_: counted.append(1) or True)),
-            cb.LogEveryNTimesteps(64),
-            cb.StopTrainingOnMaxEpisodes(10_000),
-        ],
-        progress_bar=True,
+    evaluation = cb.EvalCallback(
+        eval_env,
+        callback_on_new_best=cb.StopTrainingOnRewardThreshold(reward_threshold=1e9),
+        callback_after_eval=cb.StopTrainingOnNoModelImprovement(max_no_improvement_evals=100),
+        **{"eval_freq": 32, "n_eval_episodes": 2, "log_path": str(tmp_path), "verbose": 0},
     )
+    counted = []
+    others = [
+        cb.CheckpointCallback(32, str(tmp_path / "checkpoints")),
+        cb.EveryNTimesteps(64, cb.ConvertCallback(lambda *_: counted.append(1) or True)),
+        cb.LogEveryNTimesteps(64),
+        cb.StopTrainingOnMaxEpisodes(10_000),
+    ]
+    model = model_on(cls, env).learn(256, callback=[evaluation, *others], progress_bar=True)
     assert len(counted) == 4
     assert (tmp_path / "evaluations.npz").exists()
     checkpoint = tmp_path / "checkpoints" / "rl_model_128_steps.zip"
@@ -200,33 +189,6 @@ def test_logs(cls, tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- state
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("env", "kwargs"),
-    [
-        ("CartPole-v1", {}),
-        ("CartPole-v1", {"policy_kwargs": {"optimizer_class": th.optim.SGD}}),
-        ("CartPole-v1", {"policy_kwargs": {"activation_fn": th.nn.ELU}}),
-        ("Pendulum-v1", {"use_sde": True}),
-        ("Pendulum-v1", {"use_sde": True, "policy_kwargs": {"use_expln": True}}),
-    ],
-)
-def test_copies_of_models_policies_and_sketches(cls, env, kwargs):
-    model = model_on(cls, env, **kwargs).learn(64)
-    for copied in (copy.deepcopy(model.policy), pickle.loads(pickle.dumps(model.policy))):
-        assert all(map(th.equal, model.policy.state_dict().values(), copied.state_dict().values()))
-    whole = copy.deepcopy(model)
-    assert whole.policy is not model.policy
-    observation = np.ones(model.observation_space.shape, np.float32)
-    predicted = (each.predict(observation, deterministic=True)[0] for each in (model, whole))
-    assert np.array_equal(*predicted)
-    if cls is UATRPO:
-        assert whole.sketch is not model.sketch
-        reread = pickle.loads(pickle.dumps(model.sketch))
-        assert th.equal(reread.generator.get_state(), model.sketch.generator.get_state())
-    assert_same_update(model, whole)
 
 
 def test_the_sketch_is_part_of_the_parameters(tmp_path):

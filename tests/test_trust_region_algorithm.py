@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -41,10 +42,12 @@ from tests.helpers import (
     unchanged,
     update,
     with_extractor,
+    with_kwargs,
 )
 from tests.reference import (
     covariance_matrix,
     fisher_matrix,
+    flat,
     gradient_samples,
     log_prob,
     n_trajectories,
@@ -191,14 +194,34 @@ def test_set_random_seed_makes_a_run_reproducible(cls):
 
 
 @BOTH
-def test_copies_and_saved_models_go_on_bit_for_bit(cls, tmp_path):
-    model = small(cls, n_envs=2)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        with_kwargs(optimizer_class=th.optim.SGD),
+        with_kwargs(activation_fn=th.nn.ELU),
+        {"use_sde": True},
+        {"use_sde": True, **with_kwargs(use_expln=True)},
+    ],
+    ids=str,
+)
+def test_copies_and_saved_models_go_on_bit_for_bit(cls, kwargs, tmp_path):
+    model = small(cls, n_envs=2, **kwargs)
     fresh = model.subsample_generator.bit_generator.state
     model.learn(200).save(tmp_path / "model")
+    for policy in (copy.deepcopy(model.policy), pickle.loads(pickle.dumps(model.policy))):
+        np.testing.assert_equal(flat(policy.parameters()), flat(model.policy.parameters()))
     copied, loaded = copy.deepcopy(model), cls.load(tmp_path / "model", env=model.env, device="cpu")
+    observation = model.observation_space.sample()
     for other in (copied, loaded):
         assert other.policy is not model.policy
         assert other.subsample_generator.bit_generator.state == model.subsample_generator.bit_generator.state != fresh
+        predicted = (each.predict(observation, deterministic=True)[0] for each in (model, other))
+        np.testing.assert_equal(*predicted)
+    if cls is UATRPO:
+        sketch = pickle.loads(pickle.dumps(model.sketch))
+        assert th.equal(sketch.generator.get_state(), copied.sketch.generator.get_state())
+        assert copied.sketch is not model.sketch
     assert_same_update(model, copied, loaded)
     assert next_subsample(model) == next_subsample(copied) == next_subsample(loaded)
 
@@ -557,21 +580,19 @@ def test_directions_of_little_curvature_are_kept(n_projections):
     assert_exact_direction(model, 1e-5, max_condition=1e6)
 
 
-@pytest.mark.parametrize("solver", ["least_squares", "nystrom"])
+@pytest.mark.parametrize(
+    # without uncertainty, it is the natural gradient F̂⁺ĝ, the direction of TRPO without damping
+    "options",
+    [{"projection_solver": "least_squares"}, {"projection_solver": "nystrom"}, {"uncertainty_coef": 0.0}],
+)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_more_projections_than_parameters_give_the_pseudo_inverse(solver, seed):
+def test_more_projections_than_parameters_give_the_pseudo_inverse(options, seed):
     """m ≥ d: the direction is M̂⁺ĝ itself, whatever Ω is."""
-    model = make_model(UATRPO, projection_solver=solver, **LINEAR_ACTOR)
+    model = make_model(UATRPO, **LINEAR_ACTOR, **options)
     model.sketch.generator.manual_seed(seed)
     assert len(actor_vector(model)) < 60
     assert_exact_direction(model, 1e-6)
-
-
-def test_without_uncertainty_it_is_the_natural_gradient():
-    """c = 0 and m ≥ d: the direction of TRPO without damping, F̂⁺ĝ."""
-    model = make_model(UATRPO, uncertainty_coef=0.0, **LINEAR_ACTOR)
-    assert_exact_direction(model, 1e-6)
-    assert logged(model)["uncertainty_penalty"] == 0.0
+    assert (logged(model)["uncertainty_penalty"] == 0.0) == (model.uncertainty_coef == 0.0)
 
 
 @pytest.mark.parametrize("unit", ["trajectory", "step"])

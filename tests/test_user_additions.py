@@ -21,9 +21,6 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 from sb3_uatrpo import UATRPO, MatchedTRPO, MlpPolicy
-from sb3_uatrpo.actor import Actor
-from sb3_uatrpo.batch import rollout_batch
-from sb3_uatrpo.critic import fit_values
 from tests.helpers import (
     BOTH,
     IMAGE,
@@ -748,104 +745,22 @@ def test_the_standard_error_of_the_gradient_does_not_depend_on_hooks():
 def test_hooks_see_every_minibatch_of_the_critic(kind):
     seen = []
     model = collect(small())
-    layer, handle = model.policy.value_net, None
+    layer = model.policy.value_net
     if kind == "of a module":
-        layer.register_full_backward_hook(lambda module, _, above: seen.append(above[0]))
+        handle = layer.register_full_backward_hook(lambda module, _, above: seen.append(above[0]))
     elif kind == "of all modules":
         handle = torch_module.register_module_full_backward_hook(
             lambda module, _, above: seen.append(above[0]) if module is layer and above[0] is not None else None
         )
     else:
-        layer.weight.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
+        handle = layer.weight.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
     try:
         model.train()
     finally:
-        if handle is not None:
-            handle.remove()
+        handle.remove()
     n_minibatches = model.n_critic_updates * -(-model.n_steps // model.batch_size)
     assert sum(bool(gradient.any()) for gradient in seen) == n_minibatches
     assert {type(gradient) for gradient in seen} == {th.Tensor}
-
-
-# ---------------------------------------------------------------------------------------- optimizers of the critic
-
-
-class ForgetsGradients(th.optim.Adam):
-    def step(self, closure=None):
-        super().step(closure)
-        self.zero_grad()
-
-
-class KeepsGradients(th.optim.Optimizer):
-    """Uses the gradient before, by keeping it."""
-
-    def __init__(self, params, lr=1e-3):
-        super().__init__(params, {"lr": lr})
-
-    @th.no_grad()
-    def step(self, closure=None):
-        for param in with_gradients(self):
-            before = self.state[param].get("before", th.zeros_like(param))
-            param.sub_(self.param_groups[0]["lr"] * (2.0 * param.grad - before))
-            self.state[param]["before"] = param.grad
-
-
-def with_gradients(optimizer):
-    return [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
-
-
-def replaces_gradients(optimizer, *_):
-    for param in with_gradients(optimizer):
-        param.grad = param.grad.clamp(-0.01, 0.01)
-
-
-def clips_gradients(optimizer, *_):
-    nn.utils.clip_grad_norm_(with_gradients(optimizer), 0.01)
-
-
-def zeroes_gradients(optimizer, *_):
-    optimizer.zero_grad()
-
-
-@pytest.mark.parametrize(
-    ("optimizer_class", "before", "after"),
-    [
-        (th.optim.Adam, None, None),
-        (ForgetsGradients, None, None),
-        (KeepsGradients, None, None),
-        (th.optim.Adam, replaces_gradients, None),
-        (th.optim.Adam, clips_gradients, None),
-        (th.optim.Adam, None, zeroes_gradients),
-    ],
-)
-def test_optimizers_and_step_hooks_see_each_minibatchs_gradient(optimizer_class, before, after):
-    """With NumPy's gradients allowed, and with those of autograd."""
-    found, seen, fused = [], [], set()
-
-    def keeps(optimizer, *_):
-        seen[-1].append(th.cat([param.grad.flatten() for param in with_gradients(optimizer)]))
-        fused.add(optimizer.param_groups[0].get("fused"))
-
-    for arrays in (True, False):
-        model = collect(small(**with_kwargs(optimizer_class=optimizer_class)))
-        policy, optimizer = model.policy, model.policy.optimizer
-        seen.append([])
-        for hook, register in ((before, optimizer.register_step_pre_hook), (after, optimizer.register_step_post_hook)):
-            if hook is not None:
-                register(keeps)
-                register(hook)
-        actor = Actor(policy)
-        with actor.update_mode():
-            actor.find_params(rollout_batch(model.rollout_buffer, True))
-        actor.mlp = actor.mlp if arrays else None
-        np.random.seed(0)
-        fit_values(actor, model.rollout_buffer, 16, 3)
-        found.append(nn.utils.parameters_to_vector(policy.parameters()).detach())
-    th.testing.assert_close(*found)
-    if before or after:
-        assert len({float(gradient.sum()) for gradient in seen[0]}) == 9
-        th.testing.assert_close(*seen)
-        assert fused == {None}
 
 
 # --------------------------------------------------------------------------------------------------------- buffers
