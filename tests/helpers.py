@@ -149,6 +149,14 @@ class NoiseEnv(gym.Env):
         return self.observation_space.sample(), reward, bool(over and ready), bool(cut and ready), {}
 
 
+class NewestFirst:
+    """Before a rollout buffer: each epoch is one minibatch, backwards, as a user's own might be."""
+
+    def get(self, batch_size=None):
+        samples = next(super().get(None))
+        yield type(samples)(*(tensor.flip(0) for tensor in samples))
+
+
 def make_model(
     cls=UATRPO,
     action_space: spaces.Space | str = "box",

@@ -324,22 +324,6 @@ class ReferenceTRPO:
         return {"step": np.sqrt(2 * self.delta / (v @ F @ v)) * v, "kl_estimated": self.delta}
 
 
-def mlp_output(layers, row: np.ndarray) -> np.ndarray:
-    """A chain of φ(Wx + b) for one input, unit by unit."""
-    for weight, bias, activate in layers:
-        sums = [
-            sum(weight[o, i] * row[i] for i in range(len(row))) + (0.0 if bias is None else bias[o])
-            for o in range(len(weight))
-        ]
-        row = np.array([activate(np.array([z]))[0] for z in sums])
-    return row
-
-
-def mean_squared_error(layers, inputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean squared error of a chain with one output."""
-    return sum((mlp_output(layers, x)[0] - t) ** 2 for x, t in zip(inputs, targets, strict=True)) / len(targets)
-
-
 def truncated_advantages(policy, rollout: dict, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:
     """
     A and w of an old rollout, shapes (T, E), by the sum over what follows: A_t is the sum over k of γ^k λ^k times

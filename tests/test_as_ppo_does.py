@@ -228,12 +228,3 @@ def test_parameters_of_ppo_are_taken_and_given(cls, tmp_path):
         np.testing.assert_array_equal(
             loaded.predict(observations, deterministic=True)[0], model.predict(observations, deterministic=True)[0]
         )
-
-
-@BOTH
-def test_zero_grad_is_called_once_for_each_minibatch_of_the_critic(cls):
-    model = model_on(cls, "CartPole-v1")
-    zero_grad, calls = model.policy.optimizer.zero_grad, []
-    model.policy.optimizer.zero_grad = lambda *args, **kwargs: (calls.append(1), zero_grad(*args, **kwargs))
-    model.learn(32)
-    assert len(calls) >= model.n_critic_updates * 2

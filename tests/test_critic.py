@@ -16,6 +16,7 @@ from tests.helpers import (
     BOTH,
     DICT,
     IMAGE,
+    NewestFirst,
     SmallCNN,
     actor_vector,
     collect,
@@ -92,12 +93,8 @@ class KeepsGradients(th.optim.Optimizer):
             self.state[param]["before"] = param.grad
 
 
-class Reversed(RolloutBuffer):
-    """Every epoch the same, backwards."""
-
-    def get(self, batch_size=None):
-        samples = next(super().get(None))
-        yield type(samples)(*(tensor.flip(0) for tensor in samples))
+class Reversed(NewestFirst, RolloutBuffer):
+    pass
 
 
 class Centred(RolloutBuffer):
@@ -186,8 +183,8 @@ def freeze_a_part(model):
     model.policy.value_net.bias.requires_grad_(False)
 
 
-def patch_the_buffer(model):
-    model.rollout_buffer.get = model.rollout_buffer.get
+def patch(part, name):
+    setattr(part, name, getattr(part, name))
 
 
 #: without parameters, but what comes out for a step depends on the others
@@ -208,7 +205,8 @@ Standardised = extractor(3, lambda n: {}, lambda self, x: x - x.mean(dim=0))
         ({"rollout_buffer_class": Reversed}, None, False),
         ({}, add_hook, False),
         ({}, freeze_a_part, False),
-        ({}, patch_the_buffer, False),
+        ({}, lambda model: patch(model.rollout_buffer, "get"), False),
+        *(({}, lambda model, name=name: patch(model.policy.optimizer, name), False) for name in ("step", "zero_grad")),
     ],
 )
 def test_when_numpy_trains_the_critic(kwargs, change, expected, monkeypatch):

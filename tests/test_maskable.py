@@ -36,6 +36,7 @@ from tests.forked import run_code
 from tests.helpers import (
     DICT,
     LARGE_IMAGE,
+    NewestFirst,
     NoiseEnv,
     SmallCombined,
     actor_vector,
@@ -190,12 +191,8 @@ def test_updates_with_old_rollouts_equal_the_dense_reference(space, observation_
     check_updates_with_old_rollouts(model, 3, WithMasks(model.policy), rollout_with_masks)
 
 
-class OwnGet(MaskableRolloutBuffer):
-    """A user's: the newest timesteps come first."""
-
-    def get(self, batch_size=None):
-        whole = next(super().get(None))
-        return iter([type(whole)(*(array.flip(0) for array in whole))])
+class OwnGet(NewestFirst, MaskableRolloutBuffer):
+    pass
 
 
 class OwnSamples(MaskableRolloutBuffer):
