@@ -125,28 +125,31 @@ PLAIN = (
 
 
 class NoiseEnv(gym.Env):
-    """Observations and rewards are noise; after at least two steps, an episode terminates or is truncated at random."""
+    """
+    Observations and rewards are noise, which functions may change. After at least two steps, an episode terminates or
+    is truncated at random.
+    """
 
     def __init__(
-        self, action_space: spaces.Space, observation_space: spaces.Space | None = None, reward_scale: float = 1.0
+        self, action_space: spaces.Space, observation_space: spaces.Space | None = None, observe=None, reward=None
     ):
         self.action_space = action_space
         self.observation_space = observation_space or spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.observation_space.seed(0)
-        self.reward_scale = reward_scale
+        self.observe, self.reward = observe or (lambda x: x), reward or (lambda x: x)
         self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
         self.steps = 0
-        return self.observation_space.sample(), {}
+        return self.observe(self.observation_space.sample()), {}
 
     def step(self, action):
         self.steps += 1
         over, cut = self.np_random.random(2) < 0.05
         ready = self.steps > 1
-        reward = self.reward_scale * float(self.np_random.normal() + np.sum(np.asarray(action)))
-        return self.observation_space.sample(), reward, bool(over and ready), bool(cut and ready), {}
+        reward = self.reward(float(self.np_random.normal() + np.sum(np.asarray(action))))
+        return self.observe(self.observation_space.sample()), reward, bool(over and ready), bool(cut and ready), {}
 
 
 class NewestFirst:

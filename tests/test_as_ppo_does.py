@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -15,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from sb3_uatrpo import UATRPO, trust_region_algorithm
-from tests.helpers import BOTH, At, model_on
+from tests.helpers import ACTION_SPACES, BOTH, At, NoiseEnv, model_on
 from tests.test_user_additions import EXTRACTORS
 
 
@@ -70,29 +71,13 @@ def test_a_copy_of_a_compiled_policy_acts_with_its_own_parameters():
     pickle.loads(pickle.dumps(policy))
 
 
-class Clock(gym.Env):
-    """The first number is a Unix timestamp, so that float32 rounds the means by large amounts."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (8,), np.float64)
-    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-
-    def _observe(self):
-        numbers = self.np_random.normal(size=8)
-        numbers[0] = 1.7e9
-        return numbers
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._observe(), {}
-
-    def step(self, action):
-        return self._observe(), float(self.np_random.normal()), bool(self.np_random.random() < 0.1), False, {}
-
-
 @pytest.mark.filterwarnings("ignore:The log-probabilities of the rollout differ", "ignore:.*left the policy unchanged")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_large_means_are_no_replaced_method(seed):
-    model = model_on(UATRPO, Clock(), n_steps=64, seed=seed, policy_kwargs={"activation_fn": nn.ReLU})
+    """The first number is a Unix timestamp, so that float32 rounds the means by large amounts."""
+    space = spaces.Box(-np.inf, np.inf, (8,), np.float64)
+    env = NoiseEnv(ACTION_SPACES["box"], space, observe=lambda x: np.append(1.7e9, x[1:]))
+    model = model_on(UATRPO, env, n_steps=64, seed=seed, policy_kwargs={"activation_fn": nn.ReLU})
     assert model.learn(192)._n_updates == 3
 
 

@@ -175,29 +175,31 @@ class OneMoreLayer(Extended):
         return super()._get_action_dist_from_latent(self.extra(latent_pi).tanh())
 
 
-class TwoExtractors(Extended):
-    """Separate extractors of its own for actor and critic."""
-
-    def extend(self):
-        n = self.features_dim
-        self.of_actor, self.of_critic = (nn.Sequential(nn.Linear(n, n), nn.Tanh()) for _ in range(2))
-
-    def _both(self, obs):
-        latent = self.mlp_extractor.forward_actor(self.of_actor(obs))
-        value = self.value_net(self.mlp_extractor.forward_critic(self.of_critic(obs)))
-        return self._get_action_dist_from_latent(latent), value
+class OwnWay(Extended):
+    """Computes the distribution and the values by another method."""
 
     def forward(self, obs, deterministic=False):
-        distribution, values = self._both(obs)
+        distribution, values = self.both(obs)
         actions = distribution.get_actions(deterministic)
         return actions, values, distribution.log_prob(actions)
 
     def evaluate_actions(self, obs, actions):
-        distribution, values = self._both(obs)
+        distribution, values = self.both(obs)
         return values, distribution.log_prob(actions), distribution.entropy()
 
     def predict_values(self, obs):
-        return self._both(obs)[1]
+        return self.both(obs)[1]
+
+
+class TwoExtractors(OwnWay):
+    def extend(self):
+        n = self.features_dim
+        self.of_actor, self.of_critic = (nn.Sequential(nn.Linear(n, n), nn.Tanh()) for _ in range(2))
+
+    def both(self, obs):
+        latent = self.mlp_extractor.forward_actor(self.of_actor(obs))
+        value = self.value_net(self.mlp_extractor.forward_critic(self.of_critic(obs)))
+        return self._get_action_dist_from_latent(latent), value
 
 
 class SeesMore(MultiInputActorCriticPolicy):
@@ -433,17 +435,15 @@ def test_a_network_may_become_more_precise_after_construction(cls, is_all, tmp_p
 # ---------------------------------------------------------------------------------------------- refusals, warnings
 
 
-class CauchyPolicy(ActorCriticPolicy):
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
+class CauchyPolicy(Extended):
+    def extend(self):
         self.action_dist = th.distributions.Cauchy(0.0, 1.0)
 
 
-class LastIsOnceOnly(ActorCriticPolicy):
+class LastIsOnceOnly(Extended):
     """No parameter of the actor can be differentiated twice, since none comes after the last operation."""
 
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
+    def extend(self):
         last = nn.Module()
         last.forward = Sine.apply
         self.action_net = nn.Sequential(self.action_net, last)
@@ -480,24 +480,17 @@ def test_it_is_refused_at_construction(cls, name):
         small(cls, **kwargs, spread=False)
 
 
-class OwnHead(Extended):
+class OwnHead(OwnWay):
     """``action_dist`` does not know its layers."""
 
     def extend(self):
         self.head = nn.Linear(self.features_dim, self.action_space.shape[0])
 
-    def _of(self, obs):
+    def both(self, obs):
         own = DiagGaussianDistribution(self.action_space.shape[0])
-        return own.proba_distribution(self.head(self.extract_features(obs)), self.log_std - 0.5)
-
-    def forward(self, obs, deterministic=False):
-        distribution = self._of(obs)
-        actions = distribution.get_actions(deterministic)
-        return actions, self.predict_values(obs), distribution.log_prob(actions)
-
-    def evaluate_actions(self, obs, actions):
-        distribution = self._of(obs)
-        return self.predict_values(obs), distribution.log_prob(actions), distribution.entropy()
+        features = self.extract_features(obs)
+        values = self.value_net(self.mlp_extractor.forward_critic(features))
+        return own.proba_distribution(self.head(features), self.log_std - 0.5), values
 
 
 class BesideTheOldOne(OwnHead):
