@@ -1,7 +1,6 @@
 """Small environments, models and rollouts for the tests, and how they are compared."""
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -150,6 +149,13 @@ class NoiseEnv(gym.Env):
         ready = self.steps > 1
         reward = self.reward(float(self.np_random.normal() + np.sum(np.asarray(action))))
         return self.observe(self.observation_space.sample()), reward, bool(over and ready), bool(cut and ready), {}
+
+
+class Endless(NoiseEnv):
+    """One episode, which a wrapper may end."""
+
+    def step(self, action):
+        return *super().step(action)[:2], False, False, {}
 
 
 class NewestFirst:
@@ -426,10 +432,3 @@ def logged(model) -> dict[str, Any]:
     """What the last update recorded under train/, without the prefix."""
     values = model.logger.name_to_value
     return {key.removeprefix("train/"): value for key, value in values.items() if key.startswith("train/")}
-
-
-def learn_in_threads(models, n_timesteps):
-    """Let all models learn side by side, each in a thread of its own; an error in one of them fails the test."""
-    with ThreadPoolExecutor(len(models)) as pool:
-        for learning in [pool.submit(model.learn, n_timesteps) for model in models]:
-            learning.result()

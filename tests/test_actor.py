@@ -18,9 +18,11 @@ def prepared(**kwargs):
     return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy)
 
 
-@pytest.mark.parametrize("action_space", ACTION_SPACES)
-def test_its_parameters_are_those_that_the_distribution_depends_on(action_space):
-    model, batch, actor = prepared(action_space=action_space)
+@pytest.mark.parametrize(
+    "kwargs", [*({"action_space": x} for x in ACTION_SPACES), {"observation_space": DICT}], ids=str
+)
+def test_its_parameters_are_those_that_the_distribution_depends_on(kwargs):
+    model, batch, actor = prepared(**kwargs)
     with actor.update_mode():
         actor.find_params(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
@@ -41,15 +43,6 @@ def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
     # no warning that the sketch starts afresh
     model.learn(model.n_steps)
     assert model.sketch.ema_weight.item() > weight
-
-
-def test_observations_may_be_a_dict():
-    model, batch, actor = prepared(observation_space=DICT)
-    with actor.update_mode():
-        actor.find_params(batch)
-        heads = actor.heads(batch)
-    assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
-    assert heads.shape == (96, 4)
 
 
 @pytest.mark.parametrize("action_space", ACTION_SPACES)

@@ -2,11 +2,10 @@
 
 import copy
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -17,6 +16,7 @@ from tests.helpers import (
     BOTH,
     DICT,
     LARGE_IMAGE,
+    Endless,
     actor_vector,
     assert_same_update,
     collect,
@@ -202,24 +202,10 @@ def test_images_are_kept_in_their_own_type():
     assert model.rollout_pool._rollouts[0].observations.dtype == np.uint8
 
 
-class Loop(gym.Env):
-    """An episode of four timesteps that ends by a time limit, where Stable-Baselines3 adds the value to the reward."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, False, self.t == 4, {}
-
-
 def test_rewards_at_time_limits_stay_as_they_were_stored():
-    model = model_on(UATRPO, make_vec_env(Loop), n_steps=16, n_reused_rollouts=1).learn(16)
+    """There, Stable-Baselines3 adds the value to the reward."""
+    env = TimeLimit(Endless(ACTION_SPACES["box"], reward=lambda _: 1.0), 4)
+    model = model_on(UATRPO, env, n_steps=16, n_reused_rollouts=1).learn(16)
     kept = model.rollout_pool._rollouts[0]
     assert (kept.rewards[3::4] != 1.0).all()
     assert (np.delete(kept.rewards, range(3, 16, 4)) == 1.0).all()

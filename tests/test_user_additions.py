@@ -26,6 +26,7 @@ from tests.helpers import (
     IMAGE,
     POLICIES,
     At,
+    Endless,
     NoiseEnv,
     SmallCNN,
     actor_vector,
@@ -298,13 +299,6 @@ def dueling(n):
     return {"linear": nn.Linear(n, 8), "norm": nn.LayerNorm(8, elementwise_affine=False), "shifts": shift}
 
 
-class Endless(NoiseEnv):
-    """At a time limit, Stable-Baselines3 itself fails if an observation has an empty part."""
-
-    def step(self, action):
-        return *super().step(action)[:2], False, False, {}
-
-
 LOOKUP = with_extractor(extractor(8, lambda n: {"table": nn.Embedding(5, 8)}, lookup))
 CATEGORIES = spaces.Box(1.0, 5.0, (1,), np.float32)
 #: some parameters have no part in them
@@ -315,6 +309,7 @@ IN_PART = {
     },
     "lazy": {**with_extractor(extractor(8, lazy, lambda self, x: self.net(x))), "spread": False},
     "empty layer": with_kwargs(net_arch=[0]),
+    # at a time limit, Stable-Baselines3 itself fails
     "empty part": {"env": Endless, "observation_space": spaces.Dict(a=CATEGORIES, b=spaces.Box(-1.0, 1.0, (0,)))},
     "dueling": with_extractor(extractor(8, dueling, lambda self, x: self.norm(self.linear(x) + self.shifts["shift"]))),
     "own attention": with_extractor(extractor(4, lambda n: {name: nn.Linear(1, 4) for name in "qkv"}, softmax)),

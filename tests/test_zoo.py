@@ -272,24 +272,20 @@ def test_videos_and_benchmark(newcomer, tmp_path):
     assert "|uatrpo|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
 
 
-def test_the_papers_settings_train_and_act(tmp_path):
+def test_the_papers_settings_the_baseline_and_subprocess_environments(tmp_path):
     common = "--algo uatrpo_paper --env CartPole-v1"
     said = zoo(
         f"train {common} -n 1000 {QUICK}",
         # an episode has at most 500 steps
         f"enjoy {common} -f logs -n 600 --no-render",
         "plot_train -a uatrpo_paper -e CartPole-v1 -f logs",
+        f"train --algo trpo_matched --env Pendulum-v1 -n 1000 --vec-env subproc {QUICK} n_envs:2",
         cwd=tmp_path,
     )
     assert "hyperparams/uatrpo_paper.yml" in said
+    assert "hyperparams/trpo_matched.yml" in said
     assert "shrinkage" not in said
     assert "Episode Reward" in said
-
-
-def test_subprocess_environments_and_the_baseline(tmp_path):
-    command = f"train --algo trpo_matched --env Pendulum-v1 -n 1000 --vec-env subproc {QUICK} n_envs:2"
-    said = zoo(command, cwd=tmp_path)
-    assert "hyperparams/trpo_matched.yml" in said
 
 
 def test_optimize(tmp_path):
