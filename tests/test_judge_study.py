@@ -12,6 +12,7 @@ from judge_study import STATISTICS, main, recommendation
 from sb3_uatrpo.study import read_study
 from sb3_uatrpo.study.statistics import difference_of_means, final_return, welch_test
 from tests.study.synthetic import write_run
+from tests.tables import rows, section
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -97,25 +98,29 @@ def test_the_recommendation(ours, choice, somewhere):
 def test_the_table_of_all_runs(capsys):
     main(["--folder", str(RESULTS / "first")])
     printed = capsys.readouterr().out
+    assert "no task has several runs of both" in printed
     study = read_study(RESULTS / "first")
     chosen = study.runs.index[(study.runs.algo == "uatrpo") & (study.runs.env == "Hopper-v4")]
     by_run = [study.episodes[study.episodes.run == i] for i in chosen]
     returns = [final_return(of.step, of["return"], 300_000) for of in by_run]
     updates = study.updates[study.updates.run.isin(chosen)]
-    ratios = updates.kl_ratio
-    (row,) = [line for line in printed.splitlines() if line.startswith("| Hopper-v4 | uatrpo (paper-batches) |")]
-    cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[2] == "4"
-    assert cells[3] == f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}"
+    ratios = updates.kl_ratio.dropna()
+    (row,) = (
+        of for of in rows(printed) if (of.get("task"), of.get("method")) == ("Hopper-v4", "uatrpo (paper-batches)")
+    )
     # one fifth of four runs is a part of the worst
-    assert cells[4].startswith(f"{min(returns):,.0f} (")
-    assert cells[5] == ", ".join(f"{value:,.0f}" for value in sorted(returns))
-    assert cells[7] == f"{np.nanmedian(ratios):.2f}"
-    assert cells[8] == f"{np.mean(ratios[~np.isnan(ratios)] >= 2):.1%}"
-    for cell, key in ((9, "kl_proposed"), (10, "kl_divergence_loss")):
-        assert cells[cell] == f"{updates[key].mean():.4f}"
-    assert cells[11] == f"{np.mean(updates.step_fraction < 1):.1%}"
-    assert "no task has several runs of both" in printed
+    assert row.pop("20%-CVaR").startswith(f"{min(returns):,.0f} (")
+    assert row.pop("last evaluation") == "3,437 ± 79"
+    assert list(row.values())[2:] == [
+        "4",
+        f"{np.mean(returns):,.0f} ± {np.std(returns, ddof=1) / 2:,.0f}",
+        ", ".join(f"{value:,.0f}" for value in sorted(returns)),
+        f"{np.median(ratios):.2f}",
+        f"{np.mean(ratios >= 2):.1%}",
+        f"{updates.kl_proposed.mean():.4f}",
+        f"{updates.kl_divergence_loss.mean():.4f}",
+        f"{np.mean(updates.step_fraction < 1):.1%}",
+    ]
 
 
 def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, capsys):
@@ -130,33 +135,25 @@ def test_variants_are_methods_of_their_own_and_noise_keeps_runs_apart(tmp_path, 
         for seed in range(3):
             write_run(tmp_path, algo, seed=seed, final=final + seed, variant=variant)
 
-    def judged(*arguments: str) -> tuple[list[list[str]], list[str]]:
+    def judged(*arguments: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         main(["--folder", str(tmp_path), *arguments])
-        lines = capsys.readouterr().out.splitlines()
-        table = [[cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith("| Hopper")]
-        section = "\n".join(lines).split("\n## Mean of the final returns")[1].split("\n## ")[0]
-        return table, re.findall(r"^\| (\S.* against .+?) \| (?:better|worse)", section, re.MULTILINE)
+        printed = capsys.readouterr().out
+        pairs = rows(section(printed, "Mean of the final returns: verdict, difference, 95% interval"))
+        verdicts = [(row["first against second"], row["Hopper-v4"].split(" (")[0]) for row in pairs]
+        return [(row["method"], row["final return"]) for row in rows(printed) if "method" in row], verdicts
 
-    table, compared = judged()
     batches, without = "uatrpo (paper-batches)", "uatrpo (paper-batches, uncertainty_coef=0)"
-    assert sorted(table) == [[batches, "3", "201 ± 1"], [without, "3", "401 ± 1"], ["uatrpo_paper", "3", "101 ± 1"]]
+    table, compared = judged()
+    assert sorted(table) == [(batches, "201 ± 1"), (without, "401 ± 1"), ("uatrpo_paper", "101 ± 1")]
     assert compared == [
-        f"{batches} against uatrpo_paper",
-        f"{without} against {batches}",
-        f"{without} against uatrpo_paper",
+        (f"{batches} against uatrpo_paper", "better: +100"),
+        (f"{without} against {batches}", "better: +200"),
+        (f"{without} against uatrpo_paper", "better: +300"),
     ]
-    main(["--folder", str(tmp_path)])
-    assert f"| {batches} against uatrpo_paper | better: +100 (" in capsys.readouterr().out
     table, compared = judged("--noise", "1")
-    assert [method for method, *_ in table] == ["trpo_matched", without]
-    assert compared == [f"{without} against trpo_matched"]
-    assert judged("--pair", "uatrpo_paper", without)[1] == [f"uatrpo_paper against {without}"]
-    with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path), "--pair", "uatrpo_paper", "ppo"])
-    assert "--pair: there are no runs of 'ppo', only of" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path), "--noise", "2"])
-    assert "no finished runs with noise 2" in capsys.readouterr().err
+    assert table == [("trpo_matched", "51 ± 1"), (without, "301 ± 1")]
+    assert compared == [(f"{without} against trpo_matched", "better: +250")]
+    assert judged("--pair", "uatrpo_paper", without)[1] == [(f"uatrpo_paper against {without}", "worse: -300")]
 
 
 def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
@@ -165,37 +162,19 @@ def test_other_algorithms_may_have_a_folder_of_their_own(tmp_path, capsys):
     for seed in range(3):
         for folder in ("theirs", "copy"):
             write_run(tmp_path / folder, "ppo", seed=seed, final=100.0 + seed)
+    # a failed repetition elsewhere changes nothing
+    write_run(tmp_path / "copy", "uatrpo_paper", seed=0, failed=True)
     main(["--folder", str(tmp_path / "ours")])
     assert "fewer than 5 runs" not in capsys.readouterr().out
     main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
-    # a failed repetition elsewhere changes nothing
-    write_run(tmp_path / "copy", "uatrpo_paper", seed=0, failed=True)
-    capsys.readouterr()
-    main(["--folder", *(str(tmp_path / folder) for folder in ("ours", "theirs", "copy"))])
     printed = capsys.readouterr().out
-    assert "uatrpo_paper | 5 | 202 ± 1 " in printed
-    assert "| uatrpo_paper against ppo | better: +101 (" in printed
-    assert "ppo | 3 | 101 ± 1 " in printed
-    assert "fewer than 5 runs" in printed
-    write_run(tmp_path / "copy", "ppo", seed=9, n_timesteps=77_000)
-    with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path / "ours"), str(tmp_path / "copy")])
-    assert "--folder: " in capsys.readouterr().err
-
-
-def test_a_report_has_the_tables_in_markdown(tmp_path):
-    for algo, final in (("uatrpo_paper", 200.0), ("trpo_matched", 100.0)):
-        for seed in range(3):
-            write_run(tmp_path, algo, seed=seed, final=final + seed)
-    page = tmp_path / "new" / "judged.md"
-    main(["--folder", str(tmp_path), "--report", str(page)])
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert f"`python benchmarks/judge_study.py --folder {tmp_path} --report FILE` writes this page." in lines
-    assert [line for line in lines if line.startswith("| Hopper-v4 | uatrpo_paper | 3 | 201 ± 1 |")]
-    # means, CVaRs and evaluations differ by as much
-    assert sum(line.startswith("| uatrpo_paper against trpo_matched | better: +100 (") for line in lines) == 3
-    for returns in ("final returns", "last evaluations"):
-        assert f"| uatrpo_paper against trpo_matched | Hopper-v4 | {returns} | 0.000 | 0.000 |" in lines
+    for said in (
+        "uatrpo_paper | 5 | 202 ± 1 ",
+        "ppo | 3 | 101 ± 1 ",
+        "against ppo | better: +101 (",
+        "fewer than 5 runs",
+    ):
+        assert said in printed
 
 
 def test_evaluations_are_compared_where_there_are_some(tmp_path, capsys):
@@ -207,143 +186,34 @@ def test_evaluations_are_compared_where_there_are_some(tmp_path, capsys):
                 results = [[0.0, 0.0], [level - 1.0, level + 1.0]]
                 np.savez(place / "evaluations.npz", timesteps=[2_000, 4_000], results=results)
     main(["--folder", str(tmp_path), "--report", str(tmp_path / "judged.md")])
-    printed = capsys.readouterr().out
-    lines = (tmp_path / "judged.md").read_text(encoding="utf-8").splitlines()
-    shown = {
-        line.split("|")[2].strip(): line.split("|")[7].strip() for line in lines if line.startswith("| Hopper-v4 | ")
-    }
+    table = rows((tmp_path / "judged.md").read_text("utf-8"))
+    shown = {row["method"]: row["last evaluation"] for row in table if "method" in row}
     assert shown == {"uatrpo_paper": "300 ± 6", "trpo_matched": "100 ± 6", "ppo": "–"}
+    verdicts = [row["Hopper-v4"] for row in table if "Hopper-v4" in row]
+    assert [verdict.split(" (")[0] for verdict in verdicts][-1] == "better: +200"
     p = welch_test(np.array([300.0, 310.0, 290.0]), np.array([100.0, 111.0, 90.0]))[1]
-    assert f"| uatrpo_paper against trpo_matched | Hopper-v4 | last evaluations | {p:.3f} | {p:.3f} |" in lines
-    assert any(line.startswith("| uatrpo_paper against trpo_matched | better: +200 (") for line in lines)
-    assert "uatrpo_paper against ppo, mean of the last evaluations: no task has several runs of both" in printed
-
-
-def finals(report: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """:return: by environment and method, the final return and the median KL ratio that the report shows"""
-    found = {}
-    for line in report.split("\n## ")[0].splitlines():
-        if line.count("|") > 10 and " ± " in line:
-            task, method, _, returns, _, _, _, ratio, *_ = (cell.strip() for cell in line.split("|")[1:-1])
-            found[task.removesuffix("-v4"), method] = returns, ratio
-    return found
+    (of_evaluations,) = (row for row in table if row.get("means of") == "last evaluations")
+    assert of_evaluations["p"] == of_evaluations["corrected"] == f"{p:.3f}"
+    said = "uatrpo_paper against ppo, mean of the last evaluations: no task has several runs of both"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("folders", "report", "noise"),
+    ("report", "noise", "more"),
     [
-        (["paper"], "paper/plain", 0),
-        (["paper"], "paper/noise", 1),
-        (["paper_every_tenth"], "paper_every_tenth", 0),
-        (["first"], "first", 0),
-        (["pilot"], "pilot", 0),
-        (["pilot"], "pilot/noise", 1),
-        (["adversarial_noise"], "adversarial_noise", 1),
-        (["adversarial_noise", "adversarial_noise_repeated"], "adversarial_noise_repeated", 1),
+        ("paper/plain", 0, []),
+        ("paper/noise", 1, []),
+        ("paper_every_tenth", 0, []),
+        ("first", 0, []),
+        ("pilot", 0, []),
+        ("pilot/noise", 1, []),
+        ("adversarial_noise", 1, []),
+        ("adversarial_noise_repeated", 1, ["adversarial_noise"]),
     ],
 )
-def test_the_reports_are_those_of_the_committed_runs(tmp_path, folders, report, noise, monkeypatch):
+def test_the_reports_are_those_of_the_committed_runs(tmp_path, report, noise, more, monkeypatch):
     monkeypatch.chdir(ROOT)
-    options = ["--folder", *(f"benchmarks/results/{folder}" for folder in folders), "--noise", str(noise)]
-    main([*options, "--report", str(tmp_path / "judged.md")])
-    assert (RESULTS / report / "judged.md").read_text("utf-8") == (tmp_path / "judged.md").read_text("utf-8")
-
-
-@pytest.mark.parametrize("report", ["paper/plain", "adversarial_noise"])
-def test_the_tables_of_the_page_show_the_reports(report):
-    known = finals((RESULTS / report / "judged.md").read_text("utf-8"))
-    section = (ROOT / "docs" / "results.md").read_text("utf-8").split("\n## The paper")[1].split("\n## ")[0]
-    table = section.split("Under adversarial noise")[report == "adversarial_noise"]
-    header, _, *rows = [
-        line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|") and line.count("|") == 6
-    ]
-    shown = {
-        (task.strip(), method.strip(" `")): cell.strip()
-        for method, *cells in rows
-        for task, cell in zip(header[1:], cells, strict=True)
-    }
-    assert len(shown) >= 12
-    assert {place: cell for place, cell in shown.items() if "; ".join(known[place]) != cell} == {}
-
-
-def significant_differences(report: str) -> dict[tuple[str, str], dict[str, float]]:
-    """:return: by method and kind of returns, the environments in which it differs from TRPO, with corrected p"""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for line in report.split("\n## Welch")[1].splitlines():
-        if " against trpo_matched | " in line and float(line.split("|")[-2]) < 0.05:
-            pair, task, means, _, p = (cell.strip() for cell in line.split("|")[1:-1])
-            found.setdefault((pair.split(" against ")[0], means), {})[task.removesuffix("-v4")] = float(p)
-    return found
-
-
-def test_the_page_says_how_many_ratios_are_large():
-    study = read_study(RESULTS / "paper")
-    runs = study.runs[(study.runs.algo == "uatrpo") & (study.runs.variant == "paper-batches")]
-    ratios = study.updates.kl_ratio[study.updates.run.isin(runs.index)]
-    page = (ROOT / "docs" / "results.md").read_text("utf-8")
-    assert (ratios >= 2).sum() == 1
-    assert f"holds: one of {len(ratios):,} is |" in page
-
-
-def test_the_page_says_what_the_runs_under_adversarial_noise_show():
-    page = " ".join((ROOT / "docs" / "results.md").read_text("utf-8").split())
-
-    def higher(known: dict[tuple[str, str], tuple[str, str]], task: str, first: str, second: str) -> float:
-        first_mean, second_mean = (float(known[task, of][0].split(" ± ")[0].replace(",", "")) for of in (first, second))
-        return first_mean / second_mean - 1
-
-    report = (RESULTS / "adversarial_noise" / "judged.md").read_text("utf-8")
-    known, trpo, shrinkage = finals(report), "trpo_matched", "uatrpo (paper-batches)"
-    significant = significant_differences(report)
-
-    def lead(task: str, method: str) -> str:
-        if task == "HalfCheetah":  # whose returns begin far below zero, so that percentages have no scale
-            ours, theirs = (known[task, of][0].split(" ± ")[0] for of in (method, trpo))
-            return f"{task} ({ours} against {theirs})"
-        return f"{task} (+{higher(known, task, method, trpo):.0%})"
-
-    leads = {
-        method: {task: lead(task, method) for task in found}
-        for (method, means), found in significant.items()
-        if means == "final returns"
-    }
-    ours, theirs = leads[shrinkage], leads["uatrpo_paper"]
-    assert f"| significant leads on {theirs['HalfCheetah']} and {theirs['Walker2d']}; level" in page
-    assert f"| significant leads on {ours['HalfCheetah']}, {ours['Walker2d']} and {ours['Hopper']}; level" in page
-    assert (len(theirs), len(ours)) == (2, 3)
-    largest = {of: max(found.values()) for of, found in significant.items()}
-    two, three = largest["uatrpo_paper", "final returns"], largest[shrinkage, "final returns"]
-    assert f"two and three leads over TRPO are significant (p ≤ {two:.3f} and p ≤ {three:.3f})" in page
-    last = {of: sorted(found) for of, found in significant.items() if of[1] == "last evaluations"}
-    assert last == {(shrinkage, "last evaluations"): ["HalfCheetah", "Walker2d"]}
-    assert f"HalfCheetah and Walker2d are significant (p ≤ {largest[shrinkage, 'last evaluations']:.3f})" in page
-
-    # all ten seeds, of which 0 to 2 had been looked at
-    report = (RESULTS / "adversarial_noise_repeated" / "judged.md").read_text("utf-8")
-    known, all_ten = finals(report), significant_differences(report)
-    p_values = [p for (_, means), found in all_ten.items() if means == "final returns" for p in found.values()]
-    for method, tasks in leads.items():
-        assert all_ten[method, "final returns"].keys() == tasks.keys()
-        assert all(higher(known, task, method, trpo) > 0 for task in tasks)
-    assert f"Seeds 0 to 9 give the same leads (p ≤ {max(p_values):.3f})," in page
-    assert {of: list(found) for of, found in all_ten.items() if of[1] == "last evaluations"} == {
-        (shrinkage, "last evaluations"): ["Walker2d"]
-    }
-    assert "and in the last evaluations only shrinkage's on Walker2d." in page
-
-    # the earlier runs, which alone have a variant without the uncertainty term
-    report = (RESULTS / "paper" / "noise" / "judged.md").read_text("utf-8")
-    known = finals(report)
-    without = "uatrpo (paper-batches, uncertainty_coef=0)"
-    low, high = (known["HalfCheetah", of][0].split(" ± ")[0] for of in (without, shrinkage))
-    assert f"HalfCheetah's mean is {low} instead of {high}" in page
-    # which is ahead of TRPO, too
-    ahead = significant_differences(report)[without, "final returns"]
-    assert ahead.keys() == {"Hopper", "Walker2d"}
-    by_lead = []
-    for task, p in ahead.items():
-        ours, theirs = (int(known[task, of][0].split(" ± ")[0].replace(",", "")) for of in (without, trpo))
-        by_lead += [ours - theirs, p]
-    assert "Hopper (+{}, p = {:.3f}) and Walker2d (+{}, p = {:.3f})".format(*by_lead) in page
-    others = [higher(known, task, without, shrinkage) for task in ("Hopper", "Swimmer", "Walker2d")]
-    assert f"The other three means are {min(others):.0%} to {max(others):.0%} higher without it." in page
+    folders = [f"benchmarks/results/{name}" for name in (*more, re.sub("/plain|/noise", "", report))]
+    page = tmp_path / "new" / "judged.md"
+    main(["--folder", *folders, "--noise", str(noise), "--report", str(page)])
+    assert (RESULTS / report / "judged.md").read_text("utf-8") == page.read_text("utf-8")

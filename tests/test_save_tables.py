@@ -30,11 +30,9 @@ def test_tables_keep_what_reports_read(tmp_path):
     pd.testing.assert_frame_equal(tables.evaluations, study.evaluations, check_dtype=False)
 
 
-def test_a_study_that_cannot_be_read_is_not_saved(tmp_path, capsys):
+def test_a_study_that_cannot_be_read_is_not_saved(tmp_path):
     place = write_run(tmp_path / "study")
     (place / "updates.csv.gz").write_bytes(gzip.compress(b"step\nsoon\n"))
-    for folder, message in (("study", "cannot be read"), ("nowhere", "no such folder")):
-        with pytest.raises(SystemExit):
-            main([str(tmp_path / folder), str(tmp_path / "tables")])
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "study"), str(tmp_path / "tables")])
     assert not (tmp_path / "tables").exists()

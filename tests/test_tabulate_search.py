@@ -2,23 +2,15 @@
 
 from pathlib import Path
 
-import pytest
 from tabulate_search import SEEDS, finished_runs, main, report, tabulate_changes, tabulate_objective
 
 from tests.study.synthetic import write_run
-
-ROOT = Path(__file__).parents[1]
-
-
-def rows_of(table: str) -> list[list[str]]:
-    """Cells of a table, the header first."""
-    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
-    return [header, *rows]
+from tests.tables import rows
 
 
-def ranked(search, baselines, tasks, seeds=SEEDS, base="") -> list[list[str]]:
-    """Cells of the ranking of a folder's runs, the header first."""
-    return rows_of(tabulate_objective(finished_runs(search).runs, finished_runs(baselines).runs, tasks, seeds, base))
+def ranked(search, baselines, tasks, seeds=SEEDS, base="") -> list[dict[str, str]]:
+    """The ranking of a folder's runs."""
+    return rows(tabulate_objective(finished_runs(search).runs, finished_runs(baselines).runs, tasks, seeds, base))
 
 
 def write_runs(folder, variant: str, finals: dict[str, float], seeds=range(100, 104), algo: str = "uatrpo") -> None:
@@ -32,9 +24,8 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path):
     for variant, final in (("", 1000.0), ("less noise", 2000.0)):
         for seed in (100, 101):
             write_run(tmp_path, "uatrpo", seed=seed, final=final + seed, variant=variant)
-    header, *rows = rows_of(main(["--folder", str(tmp_path)]))
-    assert [row[1] for row in rows] == ["less noise", "base"]
-    best = dict(zip(header, rows[0], strict=True))
+    best, base = rows(main(["--folder", str(tmp_path)]))
+    assert (best["setting"], base["setting"]) == ("less noise", "base")
     assert best["of each run"] == "2,100, 2,101"
     assert best["runs"] == "2"
     # it rises linearly over four fifths of the run; each point is the mean over the tenth of the run before it
@@ -47,18 +38,8 @@ def test_each_setting_has_a_row_the_best_area_first(tmp_path):
 def test_means_have_standard_errors_where_there_are_several_runs(tmp_path):
     write_runs(tmp_path, "four runs", {"Hopper-v4": 1000})
     write_runs(tmp_path, "one run", {"Hopper-v4": 1000}, seeds=[100])
-    _, *rows = rows_of(main(["--folder", str(tmp_path)]))
-    assert {row[1]: row[3] for row in rows} == {"four runs": "1,000 ± 6", "one run": "985"}
-
-
-def test_a_folder_without_runs_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path)])
-    assert "neither a study" in capsys.readouterr().err
-    write_run(tmp_path, failed=True)
-    with pytest.raises(SystemExit):
-        main(["--folder", str(tmp_path)])
-    assert "--folder: there are no finished runs in" in capsys.readouterr().err
+    table = rows(main(["--folder", str(tmp_path)]))
+    assert {row["setting"]: row["final return"] for row in table} == {"four runs": "1,000 ± 6", "one run": "985"}
 
 
 def test_the_objective_ranks_settings_that_have_all_seeds_on_each_task(tmp_path):
@@ -69,9 +50,8 @@ def test_the_objective_ranks_settings_that_have_all_seeds_on_each_task(tmp_path)
     write_runs(search, "three runs", {"Hopper-v4": 9000, "Ant-v4": 9000}, seeds=range(100, 103))
     write_runs(rivals, "", {"Hopper-v4": 2000, "Ant-v4": 100}, algo="ppo")
     write_runs(rivals, "", {"Hopper-v4": 500, "Ant-v4": 1000}, algo="trpo")
-    header, *rows = ranked(search, rivals, ["Hopper-v4", "Ant-v4"])
-    assert [row[0] for row in rows] == ["base", "less noise"]
-    best = dict(zip(header, rows[0], strict=True))
+    best, second = ranked(search, rivals, ["Hopper-v4", "Ant-v4"])
+    assert (best["setting"], second["setting"]) == ("base", "less noise")
     # the best rivals have 2,000 on Hopper and 1,000 on Ant: the mean of 1000 / 2000 and 900 / 1000, and half the square
     # root of the sum of the squares of 6.45 / 2000 and 6.45 / 1000
     assert best["normalised score"] == "0.700 ± 0.004"
@@ -87,7 +67,7 @@ def test_the_objective_can_be_that_of_some_seeds(tmp_path):
     write_runs(search, "other runs", {"Hopper-v4": 3000}, seeds=[102, 103])
     write_runs(rivals, "", {"Hopper-v4": 1000}, algo="ppo")
     scores = {
-        seeds: [(row[0], row[2]) for row in ranked(search, rivals, ["Hopper-v4"], list(seeds))[1:]]
+        seeds: [(row["setting"], row["normalised score"]) for row in ranked(search, rivals, ["Hopper-v4"], list(seeds))]
         for seeds in ((103,), (100, 103))
     }
     # 3,015 and 1,015 with seed 103
@@ -108,9 +88,9 @@ def test_what_is_behind_is_marked(tmp_path):
     for variant, final in (("", 1000), ("as good", 990), ("worse", 900)):
         write_runs(search, variant, {"Hopper-v4": final})
     write_runs(baselines, "", {"Hopper-v4": 1000}, algo="ppo")
-    rows = ranked(search, baselines, ["Hopper-v4"], base="base")
+    ranking = ranked(search, baselines, ["Hopper-v4"], base="base")
     # a standard error of 6.45 each, so 9.1 of the difference
-    assert [row[0] for row in rows[1:]] == ["base", "as good", "worse †"]
+    assert [row["setting"] for row in ranking] == ["base", "as good", "worse †"]
 
 
 def test_changes_are_differences_from_the_base(tmp_path):
@@ -124,19 +104,6 @@ def test_changes_are_differences_from_the_base(tmp_path):
     assert table.splitlines()[2:] == ["| less noise | – | +100 ± 9 [4] |", "| one run | – | -15 [1] |"]
 
 
-def test_the_pages_show_the_committed_runs():
-    """The committed report is the one written now, and docs/results.md has the preset's score and place in it."""
-    results = ROOT / "benchmarks" / "results"
-    printed = report(results / "search", results / "rivals")
-    assert (results / "search" / "report.md").read_text(encoding="utf-8") == printed
-    overview = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    section = overview.split("\n## Search")[1].split("\n## ")[0]
-    ranking, on_other_seeds = (
-        [[cell.strip(" †") for cell in line.split("|")] for line in table.splitlines() if " ± " in line]
-        for table in printed.split("\n## ")[1].split("On seeds 100 and 103 alone")
-    )
-    preset = "batches of 2000 and target_kl 0.02"
-    # "second of twenty", and on the other two seeds "fourth"
-    assert (ranking[1][1], len(ranking), on_other_seeds[3][1]) == (preset, 20, preset)
-    best = [score.partition(" ")[0] for *_, score, _, _ in ranking]
-    assert f"twenty: {ranking[1][5]}. The best six ({best[5]} to {best[0]})" in " ".join(section.split())
+def test_the_report_is_that_of_the_committed_runs():
+    results = Path(__file__).parents[1] / "benchmarks" / "results"
+    assert (results / "search" / "report.md").read_text("utf-8") == report(results / "search", results / "rivals")
