@@ -304,35 +304,24 @@ class ReferenceUATRPO:
             "uncertainty_share": c * (v @ Sigma_sub @ v) / (v @ M @ v),
             "radius_squared": radius_squared(len(g), n, self.alpha),
             "gradient_snr": self.signal / self.noise,
-            "gradient": g,
-            "direction": v,
         }
 
 
-def trpo_step(policy, obs, actions, advantages, subsample: list[int], delta: float, damping: float, noise: float = 0.0):
-    """ηv of TRPO with the damped Fisher matrix inverted exactly."""
-    samples = gradient_samples(policy, obs, actions, advantages)
-    g = samples.mean(axis=0)
-    g = g - noise * standard_error(samples) * np.sign(g)
-    F = fisher_matrix(policy, take(obs, subsample)) + damping * np.eye(len(g))
-    v = np.linalg.solve(F, g)
-    return np.sqrt(2 * delta / (v @ F @ v)) * v
+@dataclass
+class ReferenceTRPO:
+    """Updates of TRPO with the damped Fisher matrix inverted exactly."""
 
+    delta: float
+    damping: float
 
-def mlp_output(layers, row: np.ndarray) -> np.ndarray:
-    """A chain of φ(Wx + b) for one input, unit by unit."""
-    for weight, bias, activate in layers:
-        sums = [
-            sum(weight[o, i] * row[i] for i in range(len(row))) + (0.0 if bias is None else bias[o])
-            for o in range(len(weight))
-        ]
-        row = np.array([activate(np.array([z]))[0] for z in sums])
-    return row
-
-
-def mean_squared_error(layers, inputs: np.ndarray, targets: np.ndarray) -> float:
-    """Mean squared error of a chain with one output."""
-    return sum((mlp_output(layers, x)[0] - t) ** 2 for x, t in zip(inputs, targets, strict=True)) / len(targets)
+    def step(self, policy, obs, actions, advantages, subsample: list[int], n: int, noise: float = 0.0):
+        """ηv. F̂ is of the subsample, and n has no part in it."""
+        samples = gradient_samples(policy, obs, actions, advantages)
+        g = samples.mean(axis=0)
+        g = g - noise * standard_error(samples) * np.sign(g)
+        F = fisher_matrix(policy, take(obs, subsample)) + self.damping * np.eye(len(g))
+        v = np.linalg.solve(F, g)
+        return {"step": np.sqrt(2 * self.delta / (v @ F @ v)) * v, "kl_estimated": self.delta}
 
 
 def truncated_advantages(policy, rollout: dict, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:

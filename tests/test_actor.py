@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import rollout_batch
-from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, env_major, make_model
-from tests.reference import DoubleMultiInputPolicy, actor_parameters, log_prob, policy_gradient, torch_distribution
+from tests.helpers import ACTION_SPACES, DICT, actor_vector, collect, env_major, make_model
+from tests.reference import actor_parameters, log_prob, policy_gradient, torch_distribution
 
 
-def prepared(action_space="box", **kwargs):
+def prepared(**kwargs):
     """A model with a rollout, its batch, and its actor."""
-    model = make_model(UATRPO, action_space, n_envs=2, n_projections=4, **kwargs)
-    collect(model)
+    model = collect(make_model(n_envs=2, **kwargs))
     return model, rollout_batch(model.rollout_buffer, True), Actor(model.policy)
 
 
-@pytest.mark.parametrize("action_space", ACTION_SPACES)
-def test_its_parameters_are_those_that_the_distribution_depends_on(action_space):
-    model, batch, actor = prepared(action_space)
+@pytest.mark.parametrize(
+    "kwargs", [*({"action_space": x} for x in ACTION_SPACES), {"observation_space": DICT}], ids=str
+)
+def test_its_parameters_are_those_that_the_distribution_depends_on(kwargs):
+    model, batch, actor = prepared(**kwargs)
     with actor.update_mode():
         actor.find_params(batch)
     assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
@@ -36,7 +36,7 @@ def test_its_parameters_are_those_that_the_distribution_depends_on(action_space)
 
 
 def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
-    model = make_model(UATRPO, "box", n_projections=4)
+    model = make_model()
     model.learn(model.n_steps)
     model.policy.add_module("unused", th.nn.Linear(3, 3))
     weight = model.sketch.ema_weight.item()
@@ -45,19 +45,9 @@ def test_modules_that_the_actor_does_not_use_leave_its_layout_as_it_is():
     assert model.sketch.ema_weight.item() > weight
 
 
-def test_observations_may_be_a_dict():
-    policy_kwargs = {"net_arch": [3], "features_extractor_class": SmallCombined}
-    model, batch, actor = prepared(observation_space=DICT, policy=DoubleMultiInputPolicy, policy_kwargs=policy_kwargs)
-    with actor.update_mode():
-        actor.find_params(batch)
-        heads = actor.heads(batch)
-    assert list(map(id, actor.params)) == list(map(id, actor_parameters(model.policy)))
-    assert heads.shape == (96, 4)
-
-
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 def test_log_probabilities_and_their_gradient_are_the_policys(action_space):
-    model, batch, actor = prepared(action_space)
+    model, batch, actor = prepared(action_space=action_space)
     obs, actions, advantages = env_major(model)
     with actor.update_mode():
         actor.find_params(batch)

@@ -5,16 +5,18 @@ import re
 import warnings
 from fractions import Fraction
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from sb3_contrib import TRPO
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.dqn.policies import DQNPolicy
 
 from sb3_uatrpo import RECOMMENDED, UATRPO, MatchedTRPO
-from tests.helpers import NoiseEnv
+from tests.helpers import BOTH, NoiseEnv
 
 VAR_KEYWORD, VAR_POSITIONAL = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
 NAN, INF = float("nan"), float("inf")
@@ -83,23 +85,17 @@ def test_bad_argument(cls, name, value):
         cls("MlpPolicy", "Pendulum-v1", **{name: value})
 
 
-@pytest.mark.parametrize("cls", OWN)
-def test_every_argument_of_our_own_has_a_bad_value_above(cls):
-    import inspect
-
-    from stable_baselines3.common.base_class import BaseAlgorithm
-    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-
+@BOTH
+def test_the_signature_shows_every_argument_and_each_of_our_own_has_a_bad_value_above(cls):
+    parameters = inspect.signature(cls).parameters
     checked = {*SHARED, *OWN[cls]}
-    theirs = {
-        *inspect.signature(BaseAlgorithm.__init__).parameters,
-        *inspect.signature(OnPolicyAlgorithm.__init__).parameters,
-    }
-    ours = set(inspect.signature(cls.__init__).parameters) - theirs
-    assert ours <= checked
+    assert {*checked, "policy", "env", "device"} <= parameters.keys()
+    assert not {parameter.kind for parameter in parameters.values()} & {VAR_KEYWORD, VAR_POSITIONAL}
+    theirs = (inspect.signature(kind.__init__).parameters for kind in (BaseAlgorithm, OnPolicyAlgorithm))
+    assert parameters.keys() - set().union(*theirs) <= checked
 
 
-@pytest.mark.parametrize("cls", OWN)
+@BOTH
 def test_numpy_numbers_are_numbers(cls):
     """They become Python's own: NumPy's would overflow in sums, have fewer digits, or be refused by torch."""
     env = make_vec_env("CartPole-v1", 2)
@@ -128,14 +124,37 @@ def test_numpy_numbers_are_numbers(cls):
     assert model.num_timesteps == 400
 
 
-@pytest.mark.parametrize("cls", OWN)
-@pytest.mark.parametrize(("n_steps", "n_envs"), [(1, 1)])
-def test_one_sample_is_too_few(cls, n_steps, n_envs):
-    with pytest.raises(ValueError, match=r"n_steps \* n_envs must be at least 2.*n_steps is 1 and n_envs is 1"):
-        cls("MlpPolicy", make_vec_env("CartPole-v1", n_envs), n_steps=n_steps)
+POLICIES = "a subclass of ActorCriticPolicy, 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy'"
+MATRIX = spaces.MultiDiscrete([[3, 2], [2, 2]])
 
 
-@pytest.mark.parametrize("cls", OWN)
+@BOTH
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        *(
+            ({"policy": policy}, rf"^policy must be {POLICIES}, but it is {re.escape(repr(policy))}$")
+            for policy in (3, None, "Mlp", int, DQNPolicy)
+        ),
+        ({"env": None}, r"env must be an environment.*but it is None"),
+        ({"env": NoiseEnv(MATRIX)}, r"^env: MultiDiscrete actions must have one dimension, but .*MultiDiscrete"),
+        ({"n_steps": 1}, r"n_steps \* n_envs must be at least 2.*n_steps is 1 and n_envs is 1"),
+        # a preset without asterisks
+        ({"learning_rate": RECOMMENDED}, r"learning_rate must be a finite number of at least 0, but it is \{'n_steps'"),
+    ],
+)
+def test_what_is_no_policy_environment_rollout_or_rate_is_refused(cls, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        cls(**{"policy": "MlpPolicy", "env": "CartPole-v1", **kwargs})
+
+
+@BOTH
+def test_an_unsupported_action_space_is_refused_as_sb3_does(cls):
+    with pytest.raises(AssertionError, match="only supports"):
+        cls("MlpPolicy", NoiseEnv(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])))
+
+
+@BOTH
 def test_a_batch_size_that_does_not_divide_the_rollout_warns(cls):
     with pytest.warns(UserWarning, match=r"batch_size=30 .*n_steps=100 and n_envs=1.*truncated to 10 steps"):
         cls("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=30)
@@ -144,22 +163,7 @@ def test_a_batch_size_that_does_not_divide_the_rollout_warns(cls):
         cls("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=25)
 
 
-@pytest.mark.parametrize("cls", OWN)
-@pytest.mark.parametrize("policy", [3, None, "Mlp", int, DQNPolicy])
-def test_a_policy_that_is_none_is_refused(cls, policy):
-    accepted = "a subclass of ActorCriticPolicy, 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy'"
-    with pytest.raises(ValueError, match=rf"^policy must be {accepted}, but it is {re.escape(repr(policy))}$"):
-        cls(policy, "CartPole-v1")
-
-
-@pytest.mark.parametrize("cls", OWN)
-def test_actions_of_several_dimensions_are_refused(cls):
-    env = NoiseEnv(gym.spaces.MultiDiscrete([[3, 2], [2, 2]]))
-    with pytest.raises(ValueError, match=r"^env: MultiDiscrete actions must have one dimension, but .*MultiDiscrete"):
-        cls("MlpPolicy", env)
-
-
-@pytest.mark.parametrize("cls", OWN)
+@BOTH
 def test_the_number_of_steps_is_that_of_the_buffer(cls, tmp_path):
     model = cls("MlpPolicy", "CartPole-v1", n_steps=100, device="cpu")
     model.n_steps = 200
@@ -170,29 +174,16 @@ def test_the_number_of_steps_is_that_of_the_buffer(cls, tmp_path):
     assert loaded.learn(100).num_timesteps == 100
 
 
-@pytest.mark.parametrize("cls", OWN)
-def test_what_load_changes_is_checked_too(cls, tmp_path):
-    cls("MlpPolicy", "CartPole-v1", n_steps=50).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="gamma must be"):
-        cls.load(tmp_path / "model", gamma=2.0)
-    with pytest.raises(ValueError, match="verbose must be"):
-        cls.load(tmp_path / "model", verbose="loud")
-
-
-@pytest.mark.parametrize("cls", OWN)
-def test_a_model_without_an_environment_is_refused(cls):
-    with pytest.raises(ValueError, match=r"env must be an environment.*but it is None"):
-        cls("MlpPolicy", None)
-
-
-@pytest.mark.parametrize("cls", OWN)
-def test_an_unsupported_action_space_is_refused_as_sb3_does(cls):
-    class TupleActions(gym.Env):
-        observation_space = gym.spaces.Box(-1, 1, (2,))
-        action_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(2)])
-
-    with pytest.raises(AssertionError, match="only supports"):
-        cls("MlpPolicy", TupleActions())
+@BOTH
+def test_what_load_or_the_user_changes_is_checked_too(cls, tmp_path):
+    model = cls("MlpPolicy", "CartPole-v1", n_steps=50)
+    model.save(tmp_path / "model")
+    for name, value in (("gamma", 2.0), ("verbose", "loud")):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            cls.load(tmp_path / "model", **{name: value})
+    model.line_search_shrinking_factor = 2.0
+    with pytest.raises(ValueError, match="line_search_shrinking_factor must be"):
+        model.learn(50)
 
 
 @pytest.mark.parametrize(
@@ -227,22 +218,9 @@ def test_every_argument_of_ppo_and_a2c_is_taken_or_explained():
                     cls("MlpPolicy", "CartPole-v1", **{name: None})
 
 
-@pytest.mark.parametrize("cls", OWN)
-def test_a_preset_without_asterisks_is_no_learning_rate(cls):
-    with pytest.raises(ValueError, match=r"learning_rate must be a finite number of at least 0, but it is \{'n_steps'"):
-        cls("MlpPolicy", "Pendulum-v1", RECOMMENDED)
-
-
 def test_a_subclass_may_have_arguments_of_other_algorithms():
     class WithEntropy(UATRPO):
         def __init__(self, *args, ent_coef=0.0, **kwargs):
             super().__init__(*args, **kwargs)
 
     assert WithEntropy("MlpPolicy", "CartPole-v1", ent_coef=0.1, n_steps=50).n_steps == 50
-
-
-@pytest.mark.parametrize("cls", OWN)
-def test_the_signature_shows_every_argument(cls):
-    parameters = inspect.signature(cls).parameters
-    assert {*SHARED, *OWN[cls], "policy", "env", "device"} <= parameters.keys()
-    assert not {parameter.kind for parameter in parameters.values()} & {VAR_KEYWORD, VAR_POSITIONAL}

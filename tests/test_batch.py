@@ -5,16 +5,13 @@ import pytest
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_uatrpo import UATRPO
 from sb3_uatrpo.batch import Batch, rollout_batch
 from sb3_uatrpo.observations import rows_of
-from tests.helpers import ACTION_SPACES, DICT, SmallCombined, collect, env_major, make_model
+from tests.helpers import ACTION_SPACES, DICT, collect, env_major, small
 
 
-def collected(action_space="box", **kwargs):
-    model = make_model(UATRPO, action_space, n_envs=3, n_projections=4, double=False, **kwargs)
-    collect(model)
-    return model
+def collected(n_envs=3, **kwargs):
+    return collect(small(n_envs=n_envs, **kwargs))
 
 
 def same_batches(one: Batch, other: Batch) -> bool:
@@ -23,7 +20,7 @@ def same_batches(one: Batch, other: Batch) -> bool:
 
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 def test_the_batch_is_the_rollout_in_time_order(action_space):
-    model = collected(action_space)
+    model = collected(action_space=action_space)
     obs, actions, advantages = env_major(model)
     state = np.random.get_state()[1].copy()
     batch = rollout_batch(model.rollout_buffer, True)
@@ -39,8 +36,7 @@ def test_the_batch_is_the_rollout_in_time_order(action_space):
 
 
 def test_observations_may_be_a_dict():
-    policy_kwargs = {"net_arch": [3], "features_extractor_class": SmallCombined}
-    model = collected(observation_space=DICT, policy="MultiInputPolicy", policy_kwargs=policy_kwargs)
+    model = collected(observation_space=DICT)
     obs, _, _ = env_major(model)
     batch = rollout_batch(model.rollout_buffer, False)
     assert all(th.equal(batch.observations[key].float(), obs[key].float()) for key in obs)
@@ -125,8 +121,7 @@ def test_a_buffer_may_make_tensors_in_its_own_way():
 @pytest.mark.parametrize("where", ["get of the class", "_get_samples of the class", "_get_samples of the object"])
 def test_methods_of_the_buffer_may_be_replaced(where, n_envs, monkeypatch):
     """Advantages are zero in what the replacement returns. It expects an array of indices, as it always gets."""
-    model = make_model(UATRPO, "box", n_envs=n_envs, n_projections=4, double=False)
-    collect(model)
+    model = collected(n_envs)
     get, get_samples = RolloutBuffer.get, RolloutBuffer._get_samples
 
     def from_get(self, batch_size=None):

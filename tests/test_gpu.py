@@ -16,49 +16,37 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import NatureCNN
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from tests.helpers import DICT, SmallCombined, collect, logged, make_model
-from tests.reference import DoubleMultiInputPolicy, DoublePolicy, actor_parameters
+from tests.helpers import DICT, LARGE_IMAGE, SmallCombined, collect, logged, make_model, with_extractor
+from tests.reference import actor_parameters
+from tests.test_user_additions import EXTRACTORS
 
 # SB3's advice for small networks, and torch's note that the first product is in a backward pass's own thread
 KNOWN_WARNINGS = ("You are trying to run", "Attempting to run cuBLAS")
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in KNOWN_WARNINGS]
 PRECISIONS = {"float64": (th.float64, 1e-8), "float32": (th.float32, 1e-3)}
-IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
-
-
-class Recurrent(BaseFeaturesExtractor):
-    """A GRU over the numbers of an observation."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 8)
-        self.gru = th.nn.GRU(1, 8, batch_first=True)
-
-    def forward(self, observations):
-        return self.gru(observations.flatten(1)[..., None])[0][:, -1]
 
 
 KINDS = {
-    "mlp": {"action_space": "box"},
+    "mlp": {},
     # cuDNN's layers cannot be differentiated twice
-    "recurrent": {"action_space": "box"},
+    "recurrent": with_extractor(EXTRACTORS["recurrent"]),
     "discrete": {"action_space": "discrete"},
-    "gsde": {"action_space": "box", "use_sde": True},
+    "gsde": {"use_sde": True},
     # a fresh network: with large weights, the activations of a NatureCNN grow from layer to layer
-    "cnn": {"action_space": "box", "policy": "CnnPolicy", "observation_space": IMAGE, "spread": False},
-    "dict": {"action_space": "discrete", "policy": "MultiInputPolicy", "observation_space": DICT},
+    "cnn": {"observation_space": LARGE_IMAGE, "spread": False, **with_extractor(NatureCNN)},
+    "dict": {"action_space": "discrete", "observation_space": DICT, **with_extractor(SmallCombined)},
 }
-UNIT_IMAGE = spaces.Box(0.0, 1.0, IMAGE.shape, np.float32)
 IMAGES = {
-    "cnn": UNIT_IMAGE,
+    "cnn": spaces.Box(0.0, 1.0, LARGE_IMAGE.shape, np.float32),
     "dict": spaces.Dict({**DICT.spaces, "image": spaces.Box(0.0, 1.0, DICT["image"].shape, np.float32)}),
 }
 METHODS = {
-    "least_squares": (UATRPO, {"n_projections": 8}),
-    "nystrom": (UATRPO, {"n_projections": 8, "projection_solver": "nystrom"}),
-    "shrinkage": (UATRPO, {"n_projections": 8, "shrinkage": 0.75, "target_kl": 0.01}),
+    "least_squares": (UATRPO, {}),
+    "nystrom": (UATRPO, {"projection_solver": "nystrom"}),
+    "shrinkage": (UATRPO, {"shrinkage": 0.75, "target_kl": 0.01}),
     # with less damping, conjugate gradients magnify rounding
     "matched_trpo": (MatchedTRPO, {"cg_damping": 1.0}),
 }
@@ -75,16 +63,12 @@ def on_gpu(test):
 
 def model_on(device: str, method: str, kind: str, dtype: th.dtype = th.float64):
     cls, options = METHODS[method]
-    extractor = {"cnn": NatureCNN, "dict": SmallCombined, "recurrent": Recurrent}.get(kind, FlattenExtractor)
-    policy_kwargs = {"net_arch": [4], "features_extractor_class": extractor}
-    options = {**options, **KINDS[kind], "policy_kwargs": policy_kwargs, "n_envs": 2, "device": device}
-    if dtype == th.float64:
-        options["policy"] = DoubleMultiInputPolicy if kind == "dict" else DoublePolicy
-        if kind in IMAGES:
-            # Stable-Baselines3 divides by 255 in float32, and a GPU multiplies by 1/255, which rounds otherwise
-            policy_kwargs["normalize_images"] = False
-            options["observation_space"] = IMAGES[kind]
-    return make_model(cls, double=False, **options)
+    options = {**options, **KINDS[kind], "n_envs": 2, "device": device, "double": dtype == th.float64}
+    if dtype == th.float64 and kind in IMAGES:
+        # Stable-Baselines3 divides by 255 in float32, and a GPU multiplies by 1/255, which rounds otherwise
+        options["policy_kwargs"] = {**options["policy_kwargs"], "normalize_images": False}
+        options["observation_space"] = IMAGES[kind]
+    return make_model(cls, **options)
 
 
 def parts(model) -> list[th.Tensor]:
@@ -129,8 +113,7 @@ def check_equal(model, other, tolerance: float) -> None:
 
 
 def check_checkpoint(method: str, kind: str, devices: tuple[str, str], path) -> None:
-    model = model_on(devices[0], method, kind)
-    collect(model)
+    model = collect(model_on(devices[0], method, kind))
     model.train()
     model.save(path)
     loaded = type(model).load(path, env=model.env, device=devices[1])

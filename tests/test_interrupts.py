@@ -12,7 +12,7 @@ import pytest
 import torch as th
 
 import sb3_uatrpo
-from tests.helpers import BOTH, actor_vector, collect, small
+from tests.helpers import BOTH, actor_vector, collect, small, update
 
 PACKAGE = sb3_uatrpo.__file__.removesuffix("__init__.py")
 
@@ -90,8 +90,7 @@ def test_an_interrupted_update_leaves_the_model_whole(cls):
         file.seek(0)
         assert np.array_equal(actor_vector(cls.load(file)), found), at
         calls.clear()
-        collect(model)
-        model.train()
+        update(model)
         assert calls, at
         assert not np.array_equal(actor_vector(model), found), at
 

@@ -1,14 +1,11 @@
 """Training that would fail if an update pointed the wrong way."""
 
 import numpy as np
-import pytest
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
-
-BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+from tests.helpers import BOTH
 
 
 @BOTH

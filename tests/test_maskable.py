@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +22,6 @@ from sb3_contrib.common.maskable.policies import (
 from sb3_contrib.common.maskable.utils import get_action_masks
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import CheckpointCallback
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
@@ -36,21 +35,26 @@ from sb3_uatrpo.maskable import LeanMaskableRolloutBuffer, MaskableMatchedTRPO, 
 from tests.forked import run_code
 from tests.helpers import (
     DICT,
+    LARGE_IMAGE,
+    NewestFirst,
     NoiseEnv,
     SmallCombined,
     actor_vector,
+    assert_same,
     back_in_time_order,
     collect,
     count_fast_steps,
     env_major,
     logged,
-    next_subsample,
-    spread_out,
+    make_model,
+    model_on,
     take_apart,
+    with_kwargs,
 )
-from tests.reference import AllowedChoices, WithMasks, _Double, choices, trpo_step
-from tests.test_rollout_pool import expected_batch, rollout_of
-from tests.test_update import n_samples, reference_for
+from tests.reference import AllowedChoices, WithMasks, _Double, choices
+from tests.test_rollout_pool import check_updates as check_updates_with_old_rollouts
+from tests.test_rollout_pool import rollout_of
+from tests.test_update import check_updates
 
 BOTH = pytest.mark.parametrize("cls", [MaskableUATRPO, MaskableMatchedTRPO])
 SPACES = {
@@ -58,7 +62,6 @@ SPACES = {
     "multi_discrete": spaces.MultiDiscrete([3, 2]),
     "multi_binary": spaces.MultiBinary(3),
 }
-IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
 OBSERVATIONS = pytest.mark.parametrize("observation_space", [None, DICT], ids=["vector", "dict"])
 
 
@@ -124,22 +127,17 @@ class DoubleMultiInputPolicy(_Double, MaskableMultiInputActorCriticPolicy):
     pass
 
 
-def make_env(space: str, n_envs: int = 1, observation_space=None, cls=PickyEnv) -> DummyVecEnv:
-    return DummyVecEnv([lambda: cls(SPACES[space], observation_space) for _ in range(n_envs)])
+def make_env(space: str, n_envs: int = 1, observation_space=None) -> DummyVecEnv:
+    return DummyVecEnv([lambda: PickyEnv(SPACES[space], observation_space)] * n_envs)
 
 
-def make_masked(cls, space, n_envs=1, observation_space=None, double=True, **kwargs):
+def make_masked(cls, space="discrete", n_envs=1, observation_space=None, double=True, **kwargs):
     is_dict = isinstance(observation_space, spaces.Dict)
     policies = (DoublePolicy, DoubleMultiInputPolicy) if double else ("MlpPolicy", "MultiInputPolicy")
-    policy_kwargs = {"net_arch": [4]}
+    kwargs = {"policy": policies[is_dict], **kwargs}
     if is_dict:
-        policy_kwargs |= {"features_extractor_class": SmallCombined, "share_features_extractor": False}
-    options = {"n_steps": 48, "batch_size": 16, "sub_sampling_factor": 3, "seed": 0, "device": "cpu"}
-    options |= {"policy_kwargs": policy_kwargs, **kwargs}
-    model = cls(options.pop("policy", policies[is_dict]), make_env(space, n_envs, observation_space), **options)
-    spread_out(model.policy)
-    model.set_logger(Logger(folder=None, output_formats=[]))
-    return model
+        kwargs["policy_kwargs"] = {"share_features_extractor": False, **kwargs.get("policy_kwargs", {})}
+    return make_model(cls, SPACES[space], n_envs, observation_space=observation_space, env=PickyEnv, **kwargs)
 
 
 def masks_of(model) -> th.Tensor:
@@ -156,38 +154,25 @@ def for_reference(model):
     return WithMasks(model.policy), {**parts, "masks": masks_of(model)}, actions, advantages
 
 
-def assert_moved(model, before, expected, tolerance=1e-5):
-    wanted = logged(model)["step_fraction"] * expected
-    assert np.linalg.norm(wanted) > 0
-    assert np.linalg.norm(actor_vector(model) - before - wanted) <= tolerance * np.linalg.norm(wanted)
-
-
-def check_updates(model, n_updates=2) -> None:
-    model.sketch.draw_once()
-    reference = reference_for(model)
-    for _ in range(n_updates):
-        collect(model)
-        policy, *data = for_reference(model)
-        expected = reference.step(policy, *data, next_subsample(model), n_samples(model))
-        before = actor_vector(model)
-        model.train()
-        log = logged(model)
-        for key in ("kl_estimated", "uncertainty_penalty", "uncertainty_share", "radius_squared", "subspace_rank"):
-            assert log[key] == pytest.approx(expected[key], rel=1e-4), key
-        assert_moved(model, before, expected["step"])
+def rollout_with_masks(model) -> dict:
+    rollout = rollout_of(model)
+    for name in ("observations", "last_observations"):
+        rollout[name] = dict(rollout[name]) if isinstance(rollout[name], dict) else {"only": rollout[name]}
+    rollout["observations"]["masks"] = model.rollout_buffer.action_masks.copy()
+    return rollout
 
 
 @pytest.mark.parametrize("space", SPACES)
 @OBSERVATIONS
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_uatrpo_step_equals_the_dense_reference(space, observation_space, n_envs):
-    check_updates(make_masked(MaskableUATRPO, space, n_envs, observation_space, n_projections=8))
+    check_updates(make_masked(MaskableUATRPO, space, n_envs, observation_space), data_of=for_reference)
 
 
 @pytest.mark.parametrize("options", [{}, {"shrinkage": 0.75, "target_kl": 0.01, "step_length_samples": "batch"}])
 def test_uatrpo_step_layer_by_layer_equals_the_dense_reference(options, monkeypatch):
     take_apart(monkeypatch)
-    check_updates(make_masked(MaskableUATRPO, "discrete", 3, n_projections=8, **options))
+    check_updates(make_masked(MaskableUATRPO, "discrete", 3, **options), data_of=for_reference)
 
 
 # only the networks of Discrete actions are computed layer by layer
@@ -195,48 +180,19 @@ def test_uatrpo_step_layer_by_layer_equals_the_dense_reference(options, monkeypa
 def test_trpo_step_equals_the_dense_reference(space, layered, monkeypatch):
     if layered:
         take_apart(monkeypatch)
-    model = make_masked(MaskableMatchedTRPO, space, cg_max_steps=200)
-    collect(model)
-    policy, *data = for_reference(model)
-    expected = trpo_step(policy, *data, next_subsample(model), model.target_kl, model.cg_damping)
-    before = actor_vector(model)
-    model.train()
-    assert_moved(model, before, expected, 1e-4)
+    check_updates(make_masked(MaskableMatchedTRPO, space, cg_max_steps=200), n_updates=1, data_of=for_reference)
 
 
 @pytest.mark.parametrize("space", SPACES)
 @OBSERVATIONS
 def test_updates_with_old_rollouts_equal_the_dense_reference(space, observation_space):
-    options = {"n_reused_rollouts": 1, "cg_max_steps": 200, "n_steps": 24, "batch_size": 24}
+    options = {"n_reused_rollouts": 1, "cg_max_steps": 200, "n_steps": 24}
     model = make_masked(MaskableMatchedTRPO, space, 2, observation_space, **options)
-    policy = WithMasks(model.policy)
-    settings = SimpleNamespace(policy=policy, gamma=model.gamma, gae_lambda=model.gae_lambda, normalize_advantage=True)
-    rollouts: list[dict] = []
-    for _ in range(3):
-        collect(model)
-        rollout = rollout_of(model)
-        for name in ("observations", "last_observations"):
-            parts = rollout[name] if isinstance(rollout[name], dict) else {"only": rollout[name]}
-            rollout[name] = dict(parts)
-        rollout["observations"]["masks"] = model.rollout_buffer.action_masks.copy()
-        rollouts = [*rollouts, rollout][-2:]
-        obs, actions, advantages, _ = expected_batch(settings, rollouts)
-        n = len(actions)
-        generator = copy.deepcopy(model.subsample_generator)
-        rows = SimpleNamespace(subsample_generator=generator, sub_sampling_factor=3, n_steps=n, n_envs=1)
-        expected = trpo_step(policy, obs, actions, advantages, next_subsample(rows), model.target_kl, model.cg_damping)
-        before = actor_vector(model)
-        model.train()
-        assert logged(model)["n_rollouts"] == len(rollouts)
-        assert_moved(model, before, expected, 1e-4)
+    check_updates_with_old_rollouts(model, 3, WithMasks(model.policy), rollout_with_masks)
 
 
-class OwnGet(MaskableRolloutBuffer):
-    """A user's: the newest timesteps come first."""
-
-    def get(self, batch_size=None):
-        whole = next(super().get(None))
-        return iter([type(whole)(*(array.flip(0) for array in whole))])
+class OwnGet(NewestFirst, MaskableRolloutBuffer):
+    pass
 
 
 class OwnSamples(MaskableRolloutBuffer):
@@ -249,17 +205,10 @@ class OwnSamples(MaskableRolloutBuffer):
 
 @pytest.mark.parametrize(
     ("buffer", "observation_space"),
-    [
-        (None, None),
-        (None, DICT),
-        (MaskableRolloutBuffer, None),
-        (MaskableDictRolloutBuffer, DICT),
-        (OwnSamples, None),
-    ],
+    [(None, None), (None, DICT), (MaskableRolloutBuffer, None), (MaskableDictRolloutBuffer, DICT), (OwnSamples, None)],
 )
 def test_batch_has_the_masks_in_time_order(buffer, observation_space):
-    model = make_masked(MaskableUATRPO, "multi_discrete", 3, observation_space, rollout_buffer_class=buffer)
-    collect(model)
+    model = collect(make_masked(MaskableUATRPO, "multi_discrete", 3, observation_space, rollout_buffer_class=buffer))
     state = np.random.get_state()[1].copy()
     expected = env_major(model)[1], masks_of(model)
     batch = rollout_batch(model.rollout_buffer, False, True)
@@ -272,8 +221,7 @@ def test_batch_has_the_masks_in_time_order(buffer, observation_space):
 
 
 def test_a_buffer_with_its_own_order_has_masks_in_that_order():
-    model = make_masked(MaskableMatchedTRPO, "discrete", rollout_buffer_class=OwnGet, batch_size=48)
-    collect(model)
+    model = collect(make_masked(MaskableMatchedTRPO, "discrete", rollout_buffer_class=OwnGet, batch_size=48))
     batch = rollout_batch(model.rollout_buffer, False, True)
     taken = batch.action_masks.gather(1, batch.actions.long())
     assert (taken == 1.0).all()
@@ -284,8 +232,7 @@ def test_a_buffer_with_its_own_order_has_masks_in_that_order():
 def test_the_lean_buffer_has_the_numbers_of_sb3_contrib():
     buffers = []
     for kind in (MaskableRolloutBuffer, LeanMaskableRolloutBuffer):
-        model = make_masked(MaskableUATRPO, "discrete", 2, double=False, rollout_buffer_class=kind)
-        collect(model)
+        model = collect(make_masked(MaskableUATRPO, "discrete", 2, double=False, rollout_buffer_class=kind))
         buffers.append(vars(model.rollout_buffer))
     theirs, ours = buffers
     arrays = [name for name, value in theirs.items() if isinstance(value, np.ndarray)]
@@ -294,8 +241,7 @@ def test_the_lean_buffer_has_the_numbers_of_sb3_contrib():
 
 
 def test_changed_log_probabilities_give_a_warning_as_without_masks():
-    model = make_masked(MaskableUATRPO, "discrete")
-    collect(model)
+    model = collect(make_masked(MaskableUATRPO, "discrete"))
     model.rollout_buffer.log_probs += 1.0
     with pytest.warns(UserWarning, match="log-probabilities of the rollout differ"):
         model.train()
@@ -309,8 +255,7 @@ def test_where_all_is_forbidden_an_update_has_nothing_to_learn(space, monkeypatc
         with monkeypatch.context() as patch:
             if layered:
                 take_apart(patch)
-            model = make_masked(MaskableMatchedTRPO, space)
-            collect(model)
+            model = collect(make_masked(MaskableMatchedTRPO, space))
             model.rollout_buffer.action_masks[7:] = 0.0
             actor, batch = Actor(model.policy), rollout_batch(model.rollout_buffer, False, True)
             with actor.update_mode():
@@ -354,27 +299,22 @@ def test_a_script_of_maskable_ppo(cls, space, observation_space, tmp_path):
     [
         ("MlpPolicy", MlpPolicy, None),
         (MaskableActorCriticPolicy, MaskableActorCriticPolicy, None),
-        ("CnnPolicy", MaskableActorCriticCnnPolicy, IMAGE),
-        (MaskableActorCriticCnnPolicy, MaskableActorCriticCnnPolicy, IMAGE),
+        ("CnnPolicy", MaskableActorCriticCnnPolicy, LARGE_IMAGE),
+        (MaskableActorCriticCnnPolicy, MaskableActorCriticCnnPolicy, LARGE_IMAGE),
         ("MultiInputPolicy", MaskableMultiInputActorCriticPolicy, DICT),
         (lambda *args, **kwargs: DoublePolicy(*args, **kwargs), DoublePolicy, None),
     ],
 )
 def test_policies_are_what_the_user_names(cls, policy, own, observation_space):
-    kwargs: dict = {}
-    if own is MaskableActorCriticCnnPolicy:
-        kwargs = {"features_extractor_kwargs": {"features_dim": 8}}
-    elif observation_space is DICT:
-        kwargs = {"features_extractor_class": SmallCombined}
-    model = make_masked(cls, "discrete", 1, observation_space, policy=policy, policy_kwargs=kwargs)
+    small = {"features_extractor_kwargs": {"features_dim": 8}} if own is MaskableActorCriticCnnPolicy else {}
+    model = make_masked(cls, observation_space=observation_space, policy=policy, policy_kwargs=small)
     assert type(model.policy) is own
-    model.learn(48)
-    assert model.logger.name_to_value["train/kl_estimated"] > 0
+    assert logged(model.learn(48))["kl_estimated"] > 0
 
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(
-    ("policy", "observation_space"), [("MlpPolicy", None), ("CnnPolicy", IMAGE), ("MultiInputPolicy", DICT)]
+    ("policy", "observation_space"), [("MlpPolicy", None), ("CnnPolicy", LARGE_IMAGE), ("MultiInputPolicy", DICT)]
 )
 def test_the_first_rollout_is_that_of_maskable_ppo(space, policy, observation_space, monkeypatch):
     fast = count_fast_steps(monkeypatch)
@@ -397,7 +337,7 @@ def test_the_first_rollout_is_that_of_maskable_ppo(space, policy, observation_sp
 def test_numpy_updates_as_torch_does():
     actors = []
     for is_plain in (True, False):
-        model = make_masked(MaskableUATRPO, "discrete", 2, double=False, n_projections=8)
+        model = make_masked(MaskableUATRPO, n_envs=2, double=False)
         if not is_plain:
             model.policy.action_net.register_forward_hook(lambda module, inputs, output: None)
         assert (Actor(model.policy).mlp is not None) == is_plain
@@ -411,14 +351,14 @@ def test_numpy_updates_as_torch_does():
 @pytest.mark.parametrize("convert", [np.asarray, lambda mask: mask.astype(np.int8), lambda mask: mask.tolist()])
 def test_masks_of_any_kind(convert):
     env = ActionMasker(PickyEnv(SPACES["discrete"]), lambda env: convert(env.action_masks()))
-    model = MaskableUATRPO("MlpPolicy", env, n_steps=64, batch_size=64, device="cpu").learn(128)
+    model = model_on(MaskableUATRPO, env).learn(64)
     assert not model.rollout_buffer.action_masks.all()
 
 
 def test_logits_that_are_not_finite_raise_the_error_of_sb3_contrib():
     """Those of forbidden choices, too."""
     env = ActionMasker(NoiseEnv(SPACES["discrete"]), lambda env: np.arange(5) > 0)
-    model = MaskableUATRPO("MlpPolicy", env, n_steps=48, batch_size=48, device="cpu")
+    model = model_on(MaskableUATRPO, env)
     with th.no_grad():
         model.policy.action_net.bias[0] = th.nan
     with pytest.raises(ValueError, match="parameter logits"):
@@ -426,8 +366,7 @@ def test_logits_that_are_not_finite_raise_the_error_of_sb3_contrib():
 
 
 def test_action_dist_has_the_masks():
-    model = make_masked(MaskableUATRPO, "discrete", 2, double=False)
-    collect(model)
+    model = collect(make_masked(MaskableUATRPO, "discrete", 2, double=False))
     distribution = model.policy.action_dist.distribution
     last = th.as_tensor(model.rollout_buffer.action_masks[-1]) > 0
     assert th.equal(distribution.probs > 0, last)
@@ -435,25 +374,16 @@ def test_action_dist_has_the_masks():
     assert th.equal(model.policy.action_dist.distribution.probs > 0, masks_of(model) > 0)
 
 
-def same(a, b) -> bool:
-    """Whether two models have equal parameters, bit for bit."""
-    parts = zip(a.policy.state_dict().values(), b.policy.state_dict().values(), strict=True)
-    return all(th.equal(*pair) for pair in parts)
-
-
 @BOTH
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("n_reused_rollouts", [0, 2])
 def test_copies_and_checkpoints_continue_bit_for_bit(cls, space, n_reused_rollouts, tmp_path):
     model = make_masked(cls, space, 2, double=False, n_reused_rollouts=n_reused_rollouts)
-    checkpoints = CheckpointCallback(48, str(tmp_path))
-    model.learn(96, callback=checkpoints)
+    model.learn(96, callback=CheckpointCallback(48, str(tmp_path)))
     model.save(tmp_path / "model")
-    copied = copy.deepcopy(model)
-    loaded = cls.load(tmp_path / "model", env=make_env(space, 2), device="cpu")
-    assert same(model, loaded)
-    assert same(model, copied)
-    after = []
+    copied, loaded = copy.deepcopy(model), cls.load(tmp_path / "model", env=make_env(space, 2), device="cpu")
+    before = actor_vector(model)
+    assert_same(model, copied, loaded)
     for continued in (model, copied, loaded):
         continued.set_random_seed(5)
         continued.env.seed(5)
@@ -465,25 +395,23 @@ def test_copies_and_checkpoints_continue_bit_for_bit(cls, space, n_reused_rollou
             collect(continued)
             continued.set_logger(model.logger)
             continued.train()
-        after.append(continued)
     assert len(model.rollout_pool) == n_reused_rollouts
-    assert same(after[0], after[1])
-    assert same(after[0], after[2])
-    assert not same(after[0], cls.load(tmp_path / "model", device="cpu"))
+    assert_same(model, copied, loaded)
+    assert not np.array_equal(actor_vector(model), before)
     cls.load(tmp_path / "rl_model_96_steps", device="cpu")
 
 
 def test_processes_and_normalised_observations():
     env = SubprocVecEnv([lambda: PickyEnv(SPACES["discrete"]) for _ in range(2)], start_method="fork")
     try:
-        model = MaskableUATRPO("MlpPolicy", VecNormalize(env), n_steps=32, batch_size=32, device="cpu").learn(128)
+        model = model_on(MaskableUATRPO, VecNormalize(env)).learn(128)
         assert 0.0 < model.rollout_buffer.action_masks.mean() < 1.0
     finally:
         env.close()
 
 
 def test_all_actions_are_allowed_without_masking():
-    model = MaskableUATRPO("MlpPolicy", NoiseEnv(SPACES["discrete"]), n_steps=32, batch_size=32, device="cpu")
+    model = model_on(MaskableUATRPO, NoiseEnv(SPACES["discrete"]))
     with pytest.raises(ValueError, match="does not support action masking"):
         model.learn(32)
     model.learn(32, use_masking=False)
@@ -508,24 +436,12 @@ def test_boxes_and_policies_without_masks_are_refused():
 
 @pytest.mark.parametrize(("saved", "other"), [(MaskableUATRPO, UATRPO), (MatchedTRPO, MaskableMatchedTRPO)])
 def test_files_of_the_classes_without_masks_are_refused(saved, other, tmp_path):
-    saved("MlpPolicy", make_env("discrete"), n_steps=32, batch_size=32, device="cpu").save(tmp_path / "model")
+    model_on(saved, make_env("discrete")).save(tmp_path / "model")
     with pytest.raises(ValueError, match="policy must be a subclass of"):
         other.load(tmp_path / "model", device="cpu")
 
 
 # Without masks
-
-
-class MaskInObservation(PickyEnv):
-    """Its masks are in the observation, too."""
-
-    def __init__(self, action_space, observation_space=None, key="action_mask"):
-        super().__init__(action_space)
-        self.key, size = key, sum(choices(action_space))
-        self.observation_space = spaces.Dict({"x": self.observation_space, key: spaces.MultiBinary(size)})
-
-    def action_masks(self):
-        return np.ones(sum(choices(self.action_space)), bool)
 
 
 class Silent(DummyVecEnv):
@@ -541,38 +457,30 @@ def allowed(env) -> np.ndarray:
 
 @pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
 def test_ignored_masks_give_one_warning(cls):
-    model = cls("MlpPolicy", gym.Wrapper(NoiseEnv(SPACES["discrete"])), n_steps=32, batch_size=32, device="cpu")
-    model.learn(32)
+    model = model_on(cls, gym.Wrapper(NoiseEnv(SPACES["discrete"]))).learn(32)
     model.set_env(ActionMasker(NoiseEnv(SPACES["discrete"]), allowed))
     for _ in range(2):
-        with pytest.warns(UserWarning, match="ignores the environment's action_masks") as caught:
+        with pytest.warns(UserWarning, match=f"{cls.__name__} ignores the environment's action_masks") as caught:
             model.learn(64)
-        assert [str(warning.message) for warning in caught] == [
-            f"{cls.__name__} ignores the environment's action_masks. MaskableUATRPO and MaskableMatchedTRPO of "
-            "sb3_uatrpo.maskable use them."
-        ]
-        assert caught[0].filename == __file__
+        assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_masks_in_the_observation_and_silent_environments_give_no_warning():
-    class Free(MaskInObservation):
-        def step(self, action):
-            return NoiseEnv.step(self, action)
-
-    options = {"n_steps": 32, "batch_size": 32, "device": "cpu"}
-    UATRPO("MultiInputPolicy", Free(SPACES["discrete"]), **options).learn(32)
-    with pytest.warns(UserWarning, match="ignores the environment's action_masks"):
-        UATRPO("MultiInputPolicy", Free(SPACES["discrete"], key="legal"), **options).learn(32)
-    UATRPO("MlpPolicy", Silent([lambda: ActionMasker(NoiseEnv(SPACES["discrete"]), allowed)]), **options).learn(32)
+    for key in ("action_mask", "legal"):
+        space = spaces.Dict({"x": spaces.Discrete(2), key: spaces.MultiBinary(5)})
+        env = ActionMasker(NoiseEnv(SPACES["discrete"], space), allowed)
+        warned = pytest.warns(UserWarning, match="ignores the environment's action_masks")
+        with nullcontext() if "mask" in key else warned:
+            model_on(UATRPO, env, "MultiInputPolicy").learn(32)
+    model_on(UATRPO, Silent([lambda: ActionMasker(NoiseEnv(SPACES["discrete"]), allowed)])).learn(32)
 
 
 def test_a_buffer_with_masks_is_nothing_special_to_policies_without():
     """Before there were classes with masks, these buffers worked as a user's own would."""
-    options = {"n_steps": 32, "batch_size": 32, "device": "cpu", "rollout_buffer_class": MaskableRolloutBuffer}
     # its critic is trained in torch, from the buffer's samples
-    model = UATRPO("MlpPolicy", NoiseEnv(SPACES["discrete"]), policy_kwargs={"activation_fn": th.nn.ELU}, **options)
-    model.learn(64)
-    assert model.logger.name_to_value["train/kl_estimated"] > 0
+    kwargs = {"rollout_buffer_class": MaskableRolloutBuffer, **with_kwargs(activation_fn=th.nn.ELU)}
+    model = make_model(UATRPO, SPACES["discrete"], **kwargs)
+    assert logged(model.learn(96))["kl_estimated"] > 0
 
 
 def test_package_does_not_import_sb3_contrib(tmp_path):

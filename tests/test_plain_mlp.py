@@ -9,26 +9,26 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
-from sb3_uatrpo import UATRPO, MatchedTRPO, MlpPolicy
+from sb3_uatrpo import MatchedTRPO, MlpPolicy
 from sb3_uatrpo.plain import as_plain_mlp
 from sb3_uatrpo.plain_mlp import PlainMLP
 from tests.helpers import (
     BOTH,
-    DICT,
-    IMAGE,
+    PLAIN,
+    POLICIES,
     NoiseEnv,
-    SmallCNN,
-    SmallCombined,
     collect,
+    count_calls,
     count_fast_steps,
     logged,
     model_on,
     small,
+    with_kwargs,
 )
 
 
-def policy_of(action_space="box", **kwargs) -> ActorCriticPolicy:
-    policy = small(UATRPO, action_space, **kwargs).policy
+def policy_of(**kwargs) -> ActorCriticPolicy:
+    policy = small(**kwargs).policy
     policy.set_training_mode(False)
     return policy
 
@@ -37,36 +37,14 @@ class Subclass(MlpPolicy):
     pass
 
 
-def with_activation(activation_fn):
-    return {"policy_kwargs": {"net_arch": [4], "activation_fn": activation_fn}}
-
-
 ACCEPTED = {
-    "box": {},
-    "box_matrix": {"action_space": "box_matrix"},
-    "discrete": {"action_space": "discrete"},
-    "no_hidden_layer": {"policy_kwargs": {"net_arch": []}},
-    "relu": with_activation(nn.ReLU),
-    "in_place": with_activation(partial(nn.ReLU, inplace=True)),
-    "two_extractors": {"policy_kwargs": {"net_arch": [4], "share_features_extractor": False}},
-    "matrices": {"observation_space": spaces.Box(-1.0, 1.0, (2, 3), np.float64)},
+    **{name: POLICIES[name] for name in PLAIN},
+    "in_place": with_kwargs(activation_fn=partial(nn.ReLU, inplace=True)),
 }
 REFUSED = {
+    **{name: kwargs for name, kwargs in POLICIES.items() if name not in PLAIN},
     "subclass": {"policy": Subclass},
-    "multi_discrete": {"action_space": "multi_discrete"},
-    "multi_binary": {"action_space": "multi_binary"},
-    "image_as_numbers": {"observation_space": IMAGE},
-    "discrete_observations": {"observation_space": spaces.Discrete(3)},
-    "gsde": {"use_sde": True},
-    "gelu": with_activation(nn.GELU),
-    "prelu": with_activation(nn.PReLU),
-    "batch_norm": with_activation(partial(nn.BatchNorm1d, 4, affine=False)),
-    "cnn": {"observation_space": IMAGE, "policy_kwargs": {"features_extractor_class": SmallCNN, "net_arch": []}},
-    "dict": {
-        "observation_space": DICT,
-        "policy": "MultiInputPolicy",
-        "policy_kwargs": {"features_extractor_class": SmallCombined, "net_arch": [3]},
-    },
+    "batch_norm": with_kwargs(activation_fn=partial(nn.BatchNorm1d, 4, affine=False)),
 }
 
 
@@ -165,7 +143,7 @@ def test_parameters_may_change_at_any_time(change):
 
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_numbers_out_of_range_are_left_to_torch_without_a_warning(action_space):
-    mlp = as_plain_mlp(policy_of(action_space))
+    mlp = as_plain_mlp(policy_of(action_space=action_space))
     assert mlp.act(np.array([[np.inf, -np.inf, 1.0]], np.float32)) is None
     # tanh takes large numbers as it takes others
     assert all(found.isfinite().all() for found in mlp.act(np.full((1, 3), 1e38, np.float32)))
@@ -180,25 +158,17 @@ def test_autocast_takes_the_general_way(monkeypatch):
 
 @BOTH
 def test_the_policy_of_stable_baselines3_acts_as_it_does_there_but_is_updated_layer_by_layer(cls, monkeypatch):
-    acted, linearized = count_fast_steps(monkeypatch), count_layered_batches(monkeypatch)
+    acted, linearized = count_fast_steps(monkeypatch), count_calls(monkeypatch, PlainMLP, "linearize")
     model = small(cls, policy=ActorCriticPolicy)
     model.learn(model.n_steps)
     assert linearized
     assert not acted
 
 
-def count_layered_batches(monkeypatch) -> list[int]:
-    seen: list[int] = []
-    linearize = PlainMLP.linearize
-    monkeypatch.setattr(PlainMLP, "linearize", lambda self, *args: seen.append(1) or linearize(self, *args))
-    return seen
-
-
 @pytest.mark.parametrize(("n_choices", "layered"), [(10, True), (60, False), (1000, False)])
 def test_wide_heads_are_left_to_general_products(n_choices, layered, monkeypatch):
     """∂h/∂z of the last layer has the square of their size."""
-    linearized = count_layered_batches(monkeypatch)
-    model = model_on(MatchedTRPO, NoiseEnv(spaces.Discrete(n_choices)), n_steps=16)
-    model.learn(16)
+    linearized = count_calls(monkeypatch, PlainMLP, "linearize")
+    model = model_on(MatchedTRPO, NoiseEnv(spaces.Discrete(n_choices)), n_steps=16).learn(16)
     assert bool(linearized) is layered
     assert logged(model)["step_fraction"] > 0

@@ -2,23 +2,31 @@
 
 import copy
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_uatrpo import UATRPO, MatchedTRPO
-from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.observations import map_observations
-from tests.helpers import ACTION_SPACES, DICT, SmallCombined, actor_vector, collect, logged, make_model
-from tests.reference import DoubleMultiInputPolicy, actor_parameters, n_trajectories, trpo_step, truncated_advantages
-from tests.test_update import reference_for
-
-BOTH = pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
-IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+from tests.helpers import (
+    ACTION_SPACES,
+    BOTH,
+    DICT,
+    LARGE_IMAGE,
+    Endless,
+    actor_vector,
+    assert_same_update,
+    collect,
+    logged,
+    make_model,
+    model_on,
+    small,
+)
+from tests.reference import actor_parameters, n_trajectories, truncated_advantages
+from tests.test_update import check_update, reference_for
 
 
 def rollout_of(model) -> dict:
@@ -37,13 +45,13 @@ def env_major(array):
     return np.concatenate([array[:, e] for e in range(array.shape[1])])
 
 
-def expected_batch(model, rollouts: list[dict]):
+def expected_batch(model, policy, rollouts: list[dict]):
     """Observations, actions and standardised wA of the newest rollout, the last, and then of the others; and w."""
     newest, older = rollouts[-1], rollouts[:-1]
     advantages = [env_major(newest["advantages"]).astype(np.float64)]
     ratios = [np.ones(len(advantages[0]))]
     for rollout in older:
-        A, w = truncated_advantages(model.policy, rollout, model.gamma, model.gae_lambda)
+        A, w = truncated_advantages(policy, rollout, model.gamma, model.gae_lambda)
         advantages.append(env_major(A))
         ratios.append(env_major(w))
     A, w = np.concatenate(advantages), np.concatenate(ratios)
@@ -60,45 +68,26 @@ def expected_batch(model, rollouts: list[dict]):
     return obs, actions, th.as_tensor(w * A), w
 
 
-def check_updates(model, n_updates: int) -> None:
-    """Each update moves the actor by a fraction of the reference's step on the pooled batch, and logs its figures."""
-    is_uatrpo = isinstance(model, UATRPO)
-    if is_uatrpo:
-        model.sketch.draw_once()
-        reference = reference_for(model)
+def check_updates(model, n_updates: int, policy=None, rollout_of=rollout_of) -> None:
+    """Each update is the reference's on the pooled batch."""
+    reference, policy = reference_for(model), policy or model.policy
     rollouts: list[dict] = []
     for _ in range(n_updates):
         collect(model)
         rollouts = [*rollouts, rollout_of(model)][-1 - model.n_reused_rollouts :]
-        obs, actions, advantages, w = expected_batch(model, rollouts)
-        rows = th.arange(len(actions))
-        generator = copy.deepcopy(model.subsample_generator)
-        subsample = Batch(rows, rows, rows, rows).subsample(model.sub_sampling_factor, generator).actions.tolist()
+        *data, w = expected_batch(model, policy, rollouts)
         n = sum(n_trajectories(rollout["episode_starts"]) for rollout in rollouts)
-        if is_uatrpo:
-            expected = reference.step(model.policy, obs, actions, advantages, subsample, n)
-            step = expected["step"]
-        else:
-            step = trpo_step(model.policy, obs, actions, advantages, subsample, model.target_kl, model.cg_damping)
-        before = actor_vector(model)
-        model.train()
-        log = logged(model)
+        log = check_update(model, reference, (policy, *data), n, rtol=1e-4)
         assert log["n_trajectories"] == n
         assert log["n_rollouts"] == len(rollouts)
         assert log["effective_sample_share"] == pytest.approx(w.sum() ** 2 / len(w) / (w**2).sum(), rel=1e-5)
-        assert log["step_fraction"] > 0
-        if is_uatrpo:
-            for key in ("kl_estimated", "uncertainty_penalty", "radius_squared"):
-                assert log[key] == pytest.approx(expected[key], rel=1e-4), key
-        moved, wanted = actor_vector(model) - before, log["step_fraction"] * step
-        assert np.linalg.norm(moved - wanted) <= 1e-4 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("action_space", ACTION_SPACES)
 @pytest.mark.parametrize("n_reused_rollouts", [1, 2])
 def test_updates_equal_the_dense_reference(action_space, n_reused_rollouts):
-    options = {"n_projections": 8, "n_envs": 2, "n_steps": 24, "target_kl": 0.01}
-    check_updates(make_model(UATRPO, action_space, n_reused_rollouts=n_reused_rollouts, **options), 4)
+    options = {"n_reused_rollouts": n_reused_rollouts, "n_envs": 2, "n_steps": 24, "target_kl": 0.01}
+    check_updates(make_model(UATRPO, action_space, **options), 4)
 
 
 @pytest.mark.parametrize(
@@ -109,25 +98,19 @@ def test_updates_equal_the_dense_reference(action_space, n_reused_rollouts):
         {"use_sde": True},
         {"sub_sampling_factor": 1, "n_envs": 1},
         {"gamma": 1.0, "gae_lambda": 1.0},
+        {"observation_space": DICT, "n_envs": 1},
     ],
     ids=str,
 )
 def test_options_equal_the_dense_reference(options):
-    kwargs = {"n_projections": 8, "n_envs": 3, "n_steps": 24, "target_kl": 0.01, "n_reused_rollouts": 1, **options}
-    check_updates(make_model(UATRPO, "box", **kwargs), 3)
+    kwargs = {"n_envs": 3, "n_steps": 24, "target_kl": 0.01, "n_reused_rollouts": 1, **options}
+    check_updates(make_model(**kwargs), 3)
 
 
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_matched_trpo_equals_the_dense_reference(action_space):
     options = {"n_envs": 2, "n_steps": 24, "cg_max_steps": 200, "n_reused_rollouts": 2}
     check_updates(make_model(MatchedTRPO, action_space, **options), 4)
-
-
-def test_dict_observations_equal_the_dense_reference():
-    policy_kwargs = {"net_arch": [4], "features_extractor_class": SmallCombined}
-    options = {"policy": DoubleMultiInputPolicy, "observation_space": DICT, "policy_kwargs": policy_kwargs}
-    options |= {"n_projections": 8, "n_steps": 24}
-    check_updates(make_model(UATRPO, "box", n_reused_rollouts=1, target_kl=0.01, **options), 3)
 
 
 @BOTH
@@ -139,8 +122,7 @@ def test_without_old_rollouts_nothing_changes(cls):
 
 
 def test_with_equal_policies_the_advantages_are_gae():
-    model = make_model(UATRPO, "box", n_envs=2, n_reused_rollouts=1, n_critic_updates=0)
-    collect(model)
+    model = collect(make_model(n_envs=2, n_reused_rollouts=1, n_critic_updates=0))
     rollout = rollout_of(model)
     start = actor_vector(model)
     model.train()
@@ -155,46 +137,27 @@ def test_with_equal_policies_the_advantages_are_gae():
     assert np.allclose(steps.advantages, env_major(rollout["advantages"]), rtol=1e-4, atol=1e-4)
 
 
-RESUMED = {
-    "MlpPolicy": {"policy_kwargs": {"net_arch": [4]}},
-    "CnnPolicy": {"observation_space": IMAGE, "policy_kwargs": {}},
-    "MultiInputPolicy": {"observation_space": DICT, "policy_kwargs": {"features_extractor_class": SmallCombined}},
-}
-
-
 @BOTH
 @pytest.mark.filterwarnings("ignore:.*holds a sketch of")
-@pytest.mark.parametrize("policy", RESUMED)
-def test_a_resumed_run_goes_on_bit_for_bit(cls, policy, tmp_path):
-    options = {"policy": policy, "double": False, "spread": False, "n_steps": 16, "n_envs": 2, **RESUMED[policy]}
-    model = make_model(cls, "box", n_reused_rollouts=2, **options)
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"policy": "CnnPolicy", "observation_space": LARGE_IMAGE}, {"observation_space": DICT}], ids=str
+)
+def test_a_resumed_run_goes_on_bit_for_bit(cls, kwargs, tmp_path):
+    model = small(cls, spread=False, n_steps=16, n_envs=2, n_reused_rollouts=2, **kwargs)
     model.learn(4 * 32)
     model.save(tmp_path / "model")
     loaded = cls.load(tmp_path / "model", env=model.env, device="cpu")
-    copied = copy.deepcopy(model)
     assert len(loaded.rollout_pool) == 2
-    collect(model)
-    for other in (loaded, copied):
-        other.set_logger(model.logger)
-        other.rollout_buffer = copy.deepcopy(model.rollout_buffer)
-        other._last_obs, other._last_episode_starts = model._last_obs, model._last_episode_starts
-    state = np.random.get_state()
-    for each in (model, loaded, copied):
-        np.random.set_state(state)
-        each.train()
-    for other in (loaded, copied):
-        states = other.policy.state_dict()
-        assert all(th.equal(value, states[name]) for name, value in model.policy.state_dict().items())
+    assert_same_update(model, loaded, copy.deepcopy(model))
 
 
 @BOTH
 def test_files_of_another_n_are_loaded(cls, tmp_path):
-    model = make_model(cls, "box", n_reused_rollouts=2, double=False).learn(3 * 48)
+    model = small(cls, n_reused_rollouts=2).learn(3 * 48)
     model.save(tmp_path / "two")
     assert len(cls.load(tmp_path / "two", env=model.env, n_reused_rollouts=1).rollout_pool) == 1
     assert len(cls.load(tmp_path / "two", env=model.env, n_reused_rollouts=0).learn(48).rollout_pool) == 0
-    plain = make_model(cls, "box", double=False).learn(48)
-    plain.save(tmp_path / "none")
+    small(cls).learn(48).save(tmp_path / "none")
     loaded = cls.load(tmp_path / "none", env=model.env, n_reused_rollouts=1).learn(2 * 48)
     assert len(loaded.rollout_pool) == 1
     loaded.set_parameters(str(tmp_path / "two"))
@@ -203,11 +166,11 @@ def test_files_of_another_n_are_loaded(cls, tmp_path):
 
 @BOTH
 def test_another_environment_clears_the_pool(cls):
-    model = cls("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=32, n_reused_rollouts=2, device="cpu").learn(192)
+    model = model_on(cls, "Pendulum-v1", n_reused_rollouts=2).learn(96)
     assert len(model.rollout_pool) == 2
     model.set_env(make_vec_env("Pendulum-v1"))
     assert len(model.rollout_pool) == 0
-    model.learn(64)
+    model.learn(32)
 
 
 @BOTH
@@ -234,30 +197,15 @@ def test_a_buffer_of_the_users_own_is_refused(cls):
 
 
 def test_images_are_kept_in_their_own_type():
-    kwargs = {"policy": "CnnPolicy", "observation_space": IMAGE, "double": False, "spread": False, "policy_kwargs": {}}
-    model = make_model(UATRPO, "discrete", n_reused_rollouts=1, **kwargs).learn(48)
+    kwargs = {"policy": "CnnPolicy", "observation_space": LARGE_IMAGE, "spread": False}
+    model = small(UATRPO, "discrete", n_reused_rollouts=1, **kwargs).learn(48)
     assert model.rollout_pool._rollouts[0].observations.dtype == np.uint8
 
 
-class Loop(gym.Env):
-    """An episode of four timesteps that ends by a time limit, where Stable-Baselines3 adds the value to the reward."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, False, self.t == 4, {}
-
-
 def test_rewards_at_time_limits_stay_as_they_were_stored():
-    model = UATRPO("MlpPolicy", make_vec_env(Loop), n_steps=16, batch_size=16, n_reused_rollouts=1, device="cpu")
-    model.learn(16)
+    """There, Stable-Baselines3 adds the value to the reward."""
+    env = TimeLimit(Endless(ACTION_SPACES["box"], reward=lambda _: 1.0), 4)
+    model = model_on(UATRPO, env, n_steps=16, n_reused_rollouts=1).learn(16)
     kept = model.rollout_pool._rollouts[0]
     assert (kept.rewards[3::4] != 1.0).all()
     assert (np.delete(kept.rewards, range(3, 16, 4)) == 1.0).all()
@@ -265,7 +213,7 @@ def test_rewards_at_time_limits_stay_as_they_were_stored():
 
 
 def test_an_incomplete_state_is_refused_or_completed():
-    model = make_model(UATRPO, "box", n_reused_rollouts=1).learn(48)
+    model = make_model(n_reused_rollouts=1).learn(48)
     state = model.rollout_pool.state_dict()
     whole = copy.deepcopy(state)
     del state["0/rewards/"]

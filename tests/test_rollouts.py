@@ -6,8 +6,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
-from torch import nn
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_uatrpo import MlpPolicy
 from sb3_uatrpo.buffers import LeanRolloutBuffer
@@ -15,11 +14,9 @@ from tests.helpers import (
     ACTION_SPACES,
     BOTH,
     BUFFER_ARRAYS,
-    DICT,
-    IMAGE,
+    PLAIN,
+    POLICIES,
     At,
-    SmallCNN,
-    SmallCombined,
     as_sb3,
     assert_close,
     collect,
@@ -27,25 +24,6 @@ from tests.helpers import (
     filled,
     small,
 )
-
-SQUASHED = {"net_arch": [4], "squash_output": True}
-SEPARATE = {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False}
-COMBINED = {"net_arch": [3], "features_extractor_class": SmallCombined}
-CASES = {
-    **{name: {"action_space": name} for name in ACTION_SPACES},
-    "relu": {"policy_kwargs": {"activation_fn": nn.ReLU, "net_arch": {"pi": [5, 4], "vf": [3]}}},
-    "no_hidden_layer": {"policy_kwargs": {"net_arch": []}},
-    "gsde": {"use_sde": True, "sde_sample_freq": 3},
-    "gsde_squashed": {"use_sde": True, "policy_kwargs": SQUASHED},
-    "discrete_observations": {"observation_space": spaces.Discrete(5)},
-    "multi_discrete_observations": {"observation_space": spaces.MultiDiscrete([2, 3])},
-    "float64_observations": {"observation_space": spaces.Box(-1.0, 1.0, (2, 3), np.float64)},
-    "image": {"action_space": "discrete", "observation_space": IMAGE, "policy_kwargs": SEPARATE},
-    "flattened_image": {"observation_space": IMAGE},
-    "dict": {"observation_space": DICT, "policy": MultiInputActorCriticPolicy, "policy_kwargs": COMBINED},
-}
-#: NumPy acts
-FAST = ("box", "box_matrix", "discrete", "relu", "no_hidden_layer", "float64_observations")
 
 
 class Watch(BaseCallback):
@@ -60,11 +38,11 @@ class Watch(BaseCallback):
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", POLICIES)
 def test_buffer_and_callbacks_get_what_stable_baselines3_gives_them(case, n_envs, monkeypatch):
     acted, watches = count_fast_steps(monkeypatch), []
-    model, reference = as_sb3(lambda: watches.append(Watch()) or watches[-1], n_envs=n_envs, **CASES[case])
-    assert len(acted) == (model.n_steps if case in FAST else 0)
+    model, reference = as_sb3(lambda: watches.append(Watch()) or watches[-1], n_envs=n_envs, **POLICIES[case])
+    assert len(acted) == (model.n_steps if case in PLAIN else 0)
     assert reference.rollout_buffer.episode_starts.sum() > n_envs
     values, log_probs = model.rollout_buffer.values.copy(), model.rollout_buffer.log_probs.copy()
     # what a callback has kept stays as it was
@@ -155,7 +133,7 @@ def test_the_lean_buffer_has_the_numbers_of_stable_baselines3_bit_for_bit(action
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("case", ["box", "discrete", "gsde"])
 def test_an_action_that_is_not_a_number_never_reaches_the_environment(case, fast):
-    model = small(fast_rollouts=fast, **CASES[case])
+    model = small(fast_rollouts=fast, **POLICIES[case])
     with th.no_grad():
         model.policy.action_net.bias.fill_(th.nan)
     with pytest.raises(ValueError, match="to satisfy the constraint"):

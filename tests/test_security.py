@@ -9,7 +9,8 @@ import cloudpickle
 import pytest
 import torch as th
 
-from sb3_uatrpo import UATRPO, MatchedTRPO
+from sb3_uatrpo import UATRPO
+from tests.helpers import BOTH, assert_same, model_on
 
 
 class Executed(Exception):
@@ -21,10 +22,6 @@ class Payload:
 
     def __reduce__(self):
         return exec, ("from tests.test_security import Executed; raise Executed",)
-
-
-def small(cls):
-    return cls("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=16, device="cpu")
 
 
 @pytest.fixture
@@ -45,19 +42,19 @@ def hostile(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("cls", [UATRPO, MatchedTRPO])
+@BOTH
 def test_load_executes_what_is_in_a_file_and_set_parameters_does_not(cls, hostile):
-    model = small(cls).learn(32)
+    model = model_on(cls, "CartPole-v1").learn(32)
     file = hostile(model)
     with pytest.raises(Executed):
         cls.load(file)
-    other = small(cls)
+    other = model_on(cls, "CartPole-v1")
     other.set_parameters(file, device="cpu")
-    assert all(map(th.equal, model.policy.state_dict().values(), other.policy.state_dict().values()))
+    assert_same(model, other)
 
 
 def test_the_sketch_in_a_file_is_plain_tensors(tmp_path):
-    small(UATRPO).learn(32).save(tmp_path / "model.zip")
+    model_on(UATRPO, "CartPole-v1").learn(32).save(tmp_path / "model.zip")
     with zipfile.ZipFile(tmp_path / "model.zip") as saved:
         sketch = th.load(io.BytesIO(saved.read("sketch.pth")), weights_only=True)
     assert {type(value) for value in sketch.values()} == {th.Tensor}

@@ -3,12 +3,13 @@ What users add to a policy is seen in rollouts: at once, or from the next rollou
 the same model with ``fast_rollouts=False``.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common import callbacks as cb
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 from torch.nn.utils import prune
@@ -21,8 +22,9 @@ from tests.helpers import (
     NoiseEnv,
     actor_vector,
     as_sb3,
+    count_calls,
     count_fast_steps,
-    learn_in_threads,
+    extractor,
     model_on,
     small,
 )
@@ -118,14 +120,12 @@ def network_within_another(policy):
     policy.mlp_extractor.policy_net = Within(policy.mlp_extractor.policy_net)
 
 
-class Clamped(FlattenExtractor):
-    def forward(self, observations):
-        return super().forward(observations).clamp(-0.1, 0.1)
+Clamped = extractor(3, lambda n: {}, lambda self, x: x.clamp(-0.1, 0.1))
 
 
 def another_extractor(policy):
-    extractor = Clamped(policy.observation_space)
-    policy.features_extractor = policy.pi_features_extractor = policy.vf_features_extractor = extractor
+    clamped = Clamped(policy.observation_space)
+    policy.features_extractor = policy.pi_features_extractor = policy.vf_features_extractor = clamped
 
 
 def column_major_weights(policy):
@@ -183,7 +183,7 @@ def test_each_features_extractor_may_be_another(name, share):
     def exchange(model, _):
         setattr(model.policy, name, Clamped(model.policy.observation_space))
 
-    as_sb3(lambda: At(exchange, at=0), policy_kwargs={"net_arch": [4], "share_features_extractor": share})
+    as_sb3(lambda: At(exchange, at=0), policy_kwargs={"share_features_extractor": share})
 
 
 # -------------------------------------------------------------------------------------------- what callbacks write
@@ -235,9 +235,7 @@ def zoo_callbacks(tmp_path) -> list[cb.BaseCallback]:
 
 
 def test_numpy_acts_and_trains_the_critic_under_usual_callbacks(monkeypatch, tmp_path):
-    acted, minibatches = count_fast_steps(monkeypatch), []
-    squared_error = ArrayMLP.squared_error
-    monkeypatch.setattr(ArrayMLP, "squared_error", lambda *args: (minibatches.append(1), squared_error(*args))[1])
+    acted, minibatches = count_fast_steps(monkeypatch), count_calls(monkeypatch, ArrayMLP, "squared_error")
     as_sb3(lambda: cb.CallbackList(zoo_callbacks(tmp_path)))
     model = small(n_envs=2)
     model.learn(2 * 96, callback=zoo_callbacks(tmp_path))
@@ -279,23 +277,20 @@ def test_what_counts_its_calls_counts_as_many_as_in_stable_baselines3(add):
     np.testing.assert_allclose(kept[0][1], kept[1][1], rtol=1e-6)
 
 
-def test_a_mixin_between_the_algorithm_and_its_base_is_asked():
-    calls = []
-
+def test_a_mixin_between_the_algorithm_and_its_base_is_asked(monkeypatch):
     class Counting(OnPolicyAlgorithm):
         def collect_rollouts(self, *args, **kwargs):
-            calls.append("rollout")
             return super().collect_rollouts(*args, **kwargs)
 
-    class Both(UATRPO, Counting):
-        pass
-
-    model_on(Both, "Pendulum-v1").learn(64)
+    calls = count_calls(monkeypatch, Counting, "collect_rollouts")
+    model_on(type("Both", (UATRPO, Counting), {}), "Pendulum-v1").learn(64)
     assert len(calls) == 2
 
 
 @pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.GELU])
 def test_models_learn_side_by_side_in_threads(activation_fn):
-    models = [small(n_envs=2, policy_kwargs={"net_arch": [4], "activation_fn": activation_fn}) for _ in range(3)]
-    learn_in_threads(models, 5 * 96)
+    models = [small(n_envs=2, policy_kwargs={"activation_fn": activation_fn}) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        # an error in one of them is raised here
+        list(pool.map(lambda model: model.learn(5 * 96), models))
     assert all(model._n_updates == 5 for model in models)

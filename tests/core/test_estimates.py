@@ -1,14 +1,12 @@
 """Matrix-free estimates against dense matrices from loops over samples, in float64."""
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -20,19 +18,19 @@ from sb3_uatrpo.core import layers
 from sb3_uatrpo.core.estimates import Linearization, SampleEstimates
 from sb3_uatrpo.core.layers import LayeredLinearization
 from tests.helpers import (
-    ACTION_SPACES,
-    DICT,
-    IMAGE,
-    SmallCNN,
-    SmallCombined,
+    PLAIN,
+    POLICIES,
     actor_vector,
     collect,
+    count_calls,
     env_major,
+    extractor,
     make_model,
+    small,
     take_apart,
+    with_extractor,
 )
 from tests.reference import (
-    DoubleMultiInputPolicy,
     covariance_matrix,
     fisher_matrix,
     gradient_samples,
@@ -41,67 +39,25 @@ from tests.reference import (
     take,
 )
 
-GSDE = {"use_sde": True}
-VECTORS = spaces.Dict({"one": spaces.Box(-1.0, 1.0, (2,), np.float32), "other": spaces.Discrete(3)})
-CASES = {
-    **{name: {"action_space": name} for name in ACTION_SPACES},
-    "deep": {"action_space": "box", "policy_kwargs": {"net_arch": [4, 3, 2]}},
-    "relu": {"action_space": "discrete", "policy_kwargs": {"net_arch": [5, 4], "activation_fn": th.nn.ReLU}},
-    "no_hidden_layer": {"action_space": "box_matrix", "policy_kwargs": {"net_arch": []}},
-    "dict_of_vectors": {
-        "action_space": "box",
-        "observation_space": VECTORS,
-        "policy": DoubleMultiInputPolicy,
-    },
-    # parameters of an activation belong to no linear layer
-    "prelu": {"action_space": "box", "policy_kwargs": {"net_arch": [4], "activation_fn": th.nn.PReLU}},
-    "gsde": {"action_space": "box", **GSDE},
-    "gsde_squashed": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "squash_output": True}},
-    "gsde_expln": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "use_expln": True}},
-    "gsde_one_std": {"action_space": "box", **GSDE, "policy_kwargs": {"net_arch": [4], "full_std": False}},
-    "image": {
-        "action_space": "discrete",
-        "observation_space": IMAGE,
-        "policy_kwargs": {"net_arch": [], "features_extractor_class": SmallCNN},
-    },
-    "separate_extractors": {
-        "action_space": "box",
-        "observation_space": IMAGE,
-        "policy_kwargs": {"net_arch": [], "features_extractor_class": SmallCNN, "share_features_extractor": False},
-    },
-    "dict": {
-        "action_space": "multi_discrete",
-        "observation_space": DICT,
-        "policy": DoubleMultiInputPolicy,
-        "policy_kwargs": {"net_arch": [3], "features_extractor_class": SmallCombined},
-    },
-}
+#: layer by layer, observations in float64 are not rounded to float32 first
+LAYERED = [name for name in PLAIN if name != "matrices"]
 
 
-#: the cases whose products may be computed layer by layer
-LAYERED = ("box", "box_matrix", "discrete", "deep", "relu", "no_hidden_layer")
-
-
-def estimates_and_reference(name: str, n: int = 40, layered: bool = False):
-    with pytest.MonkeyPatch.context() as patch:
-        if layered:
-            take_apart(patch)
-        return _estimates_and_reference(name, n)
-
-
-def _estimates_and_reference(name: str, n: int):
-    model = make_model(UATRPO, n_projections=8, **CASES[name])
-    collect(model)
+def estimates_and_reference(name: str, layered: bool = False, n: int = 40):
+    model = collect(make_model(**POLICIES[name]))
     obs, actions, advantages = env_major(model)
     obs, actions, advantages = take(obs, slice(n)), actions[:n], advantages[:n]
     batch = Batch(obs, actions, advantages, advantages)
-    actor = Actor(model.policy)
+    with pytest.MonkeyPatch.context() as patch:
+        if layered:
+            take_apart(patch)
+        actor = Actor(model.policy)
     with actor.update_mode():
         actor.find_params(batch)
     estimates = actor.estimates(batch)
-    d = actor.n_params
+    assert isinstance(estimates._whole, LayeredLinearization) == layered
     samples = gradient_samples(model.policy, obs, actions, advantages)
-    assert samples.shape == (n, d)
+    assert samples.shape == (n, actor.n_params)
     dense = {
         "g": policy_gradient(model.policy, obs, actions, advantages),
         "F": fisher_matrix(model.policy, obs),
@@ -112,12 +68,10 @@ def _estimates_and_reference(name: str, n: int):
     return estimates, dense
 
 
-@pytest.fixture(scope="module", params=[*CASES, *(f"{name}, layered" for name in LAYERED)])
+@pytest.fixture(scope="module", params=[*POLICIES, *(f"{name}, layered" for name in LAYERED)])
 def case(request):
     name, _, layered = request.param.partition(", ")
-    estimates, dense = estimates_and_reference(name, layered=bool(layered))
-    assert isinstance(estimates._whole, LayeredLinearization) == bool(layered)
-    return estimates, dense
+    return estimates_and_reference(name, bool(layered))
 
 
 def close(tensor: th.Tensor, expected: np.ndarray) -> None:
@@ -139,18 +93,12 @@ def test_standard_error(case):
 def test_products(case):
     estimates, dense = case
     d = estimates.n_params
-    X = th.randn(d, 7, generator=th.Generator().manual_seed(0), dtype=th.float64)
-    fisher, covariance = estimates.products(X)
-    close(fisher, dense["F"] @ X.numpy())
-    close(covariance, dense["Sigma"] @ X.numpy())
-    close(estimates.fisher_product(X[:, 0]), dense["F"] @ X[:, 0].numpy())
-
-
-def test_products_with_the_identity_are_the_matrices(case):
-    estimates, dense = case
-    fisher, covariance = estimates.products(th.eye(estimates.n_params, dtype=th.float64))
-    close(fisher, dense["F"])
-    close(covariance, dense["Sigma"])
+    # products with the identity are the matrices themselves
+    for X in (th.randn(d, 7, generator=th.Generator().manual_seed(0), dtype=th.float64), th.eye(d, dtype=th.float64)):
+        fisher, covariance = estimates.products(X)
+        close(fisher, dense["F"] @ X.numpy())
+        close(covariance, dense["Sigma"] @ X.numpy())
+        close(estimates.fisher_product(X[:, 0]), dense["F"] @ X[:, 0].numpy())
 
 
 def test_quadratic_forms(case):
@@ -163,7 +111,7 @@ def test_quadratic_forms(case):
 
 @cache
 def box_case(layered: bool = False) -> SampleEstimates:
-    return estimates_and_reference("box", layered=layered)[0]
+    return estimates_and_reference("box", layered)[0]
 
 
 @pytest.mark.parametrize("layered", [False, True])
@@ -215,8 +163,7 @@ def test_a_gpu_processes_more_at_once():
 @pytest.mark.parametrize("action_space", ["box", "discrete"])
 def test_single_precision_rounds_the_dense_reference(action_space, layered):
     """Users' policies have float32, and policies that are standard take their products layer by layer."""
-    model = make_model(UATRPO, action_space, double=False, n_projections=8)
-    collect(model)
+    model = collect(small(UATRPO, action_space))
     if not layered:
         model.policy.action_net.register_forward_hook(lambda *args: None)
     obs, actions, advantages = env_major(model)
@@ -230,7 +177,7 @@ def test_single_precision_rounds_the_dense_reference(action_space, layered):
         found.append(estimates.fisher_product(X[:, 0]))
         forms = estimates.quadratic_forms(X[:, 0])
 
-    exact = make_model(UATRPO, action_space, n_projections=8).policy
+    exact = make_model(UATRPO, action_space).policy
     exact.load_state_dict(model.policy.state_dict())
     samples = gradient_samples(exact, obs, actions, advantages)
     F, S, X = fisher_matrix(exact, obs), covariance_matrix(samples), X.double().numpy()
@@ -253,27 +200,6 @@ def test_both_matrices_are_symmetric_and_positive_semidefinite(seed):
     assert min(estimates.quadratic_forms(x[:, 0])) >= 0.0
 
 
-class Mixing(BaseFeaturesExtractor):
-    """Ends with a constant matrix, such as the adjacency of a graph."""
-
-    def __init__(self, space, sparse):
-        super().__init__(space, 4)
-        self.linear = nn.Linear(spaces.flatdim(space), 4)
-        mixing = th.eye(4) + th.diag(0.5 * th.ones(3), 1)
-        self.mixing = mixing.to_sparse() if sparse else mixing
-
-    def forward(self, observations):
-        return (self.mixing @ self.linear(observations).tanh().T).T
-
-
-def learned(extractor, **kwargs) -> np.ndarray:
-    """The actor's parameters after two updates."""
-    policy = {"net_arch": [4], "features_extractor_class": extractor, "features_extractor_kwargs": kwargs}
-    model = make_model(UATRPO, "box", double=False, n_projections=4, policy_kwargs=policy)
-    model.learn(2 * model.n_steps)
-    return actor_vector(model)
-
-
 class Doubled(th.autograd.Function):
     """2x. Its backward pass looks at the cotangent, and takes a shortcut where that is zero."""
 
@@ -286,37 +212,39 @@ class Doubled(th.autograd.Function):
         return 2.0 * cotangent if cotangent.any() else th.zeros_like(cotangent)
 
 
-class Twice(FlattenExtractor):
-    """Twice the observations, by an operation that ``by`` defines."""
-
-    def __init__(self, space, by):
-        super().__init__(space)
-        self.linear, self.by = nn.Linear(self.features_dim, self.features_dim), by
+def mixing(matrix):
+    """Ends with a constant matrix, such as the adjacency of a graph."""
 
     def forward(self, observations):
-        return self.by(self.linear(super().forward(observations)))
+        return (matrix @ self.linear(observations).tanh().T).T
+
+    return extractor(4, lambda n: {"linear": nn.Linear(n, 4)}, forward)
 
 
-SINGLE = {
-    "sparse": (partial(learned, Mixing, sparse=True), partial(learned, Mixing, sparse=False)),
-    "looks at numbers": (partial(learned, Twice, by=Doubled.apply), partial(learned, Twice, by=partial(th.mul, 2.0))),
-}
+def twice(by):
+    """Ends with a product with two, by an operation of the user's."""
+    return extractor(3, lambda n: {"linear": nn.Linear(n, n)}, lambda self, x: by(self.linear(x)))
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_what_takes_one_cotangent_at_a_time_takes_longer_and_no_more(name):
-    single, batched = SINGLE[name]
+BAND = th.eye(4) + th.diag(0.5 * th.ones(3), 1)
+
+
+@pytest.mark.parametrize(
+    ("single", "batched"),
+    [(mixing(BAND.to_sparse()), mixing(BAND)), (twice(Doubled.apply), twice(lambda x: 2.0 * x))],
+    ids=["sparse", "looks at numbers"],
+)
+def test_what_takes_one_cotangent_at_a_time_takes_longer_and_no_more(single, batched):
     with pytest.warns(UserWarning, match="one cotangent at a time"):
-        found = single()
-    np.testing.assert_allclose(found, batched(), rtol=1e-3, atol=1e-4)
+        model = small(**with_extractor(single)).learn(2 * 48)
+    other = small(**with_extractor(batched)).learn(2 * 48)
+    np.testing.assert_allclose(actor_vector(model), actor_vector(other), rtol=1e-3, atol=1e-4)
 
 
 def test_cotangents_are_taken_together(monkeypatch):
     """One call of autograd for all of them, unless torch searches for NaN."""
     x = th.randn(3, requires_grad=True)
-    calls = []
-    grad = th.autograd.grad
-    monkeypatch.setattr(th.autograd, "grad", lambda *args, **kwargs: calls.append(args) or grad(*args, **kwargs))
+    calls = count_calls(monkeypatch, th.autograd, "grad")
     (together,) = module.batched_grad([x.tanh()], [x], [th.eye(3)])
     assert len(calls) == 1
     with pytest.warns(UserWarning, match="Anomaly Detection"), th.autograd.detect_anomaly():

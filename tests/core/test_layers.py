@@ -3,14 +3,13 @@
 import pytest
 import torch as th
 
-from sb3_uatrpo import UATRPO
 from sb3_uatrpo.actor import Actor
 from sb3_uatrpo.batch import Batch
 from sb3_uatrpo.core import layers
 from sb3_uatrpo.core.estimates import Linearization
 from sb3_uatrpo.core.layers import LayeredLinearization
-from tests.core.test_estimates import CASES, LAYERED, close
-from tests.helpers import collect, env_major, make_model, take_apart
+from tests.core.test_estimates import LAYERED, close
+from tests.helpers import POLICIES, collect, env_major, make_model, take_apart
 
 
 def both(model) -> tuple[Linearization, Linearization]:
@@ -52,18 +51,17 @@ def check_products(layered: Linearization, general: Linearization, columns: int)
 @pytest.mark.parametrize("columns", [1, 2, 5])
 @pytest.mark.parametrize("name", LAYERED)
 def test_taken_apart_or_not_the_products_are_the_same(name, columns):
-    check_products(*both(make_model(UATRPO, n_projections=8, **CASES[name])), columns)
+    check_products(*both(make_model(**POLICIES[name])), columns)
 
 
 def test_per_sample_gradients_too_large_to_store(monkeypatch):
     monkeypatch.setattr(layers, "COLUMN_BYTES", 0)
-    check_products(*both(make_model(UATRPO, n_projections=8, **CASES["box"])), 3)
+    check_products(*both(make_model()), 3)
 
 
 @pytest.mark.parametrize("frozen", ["action_net.bias", "mlp_extractor.policy_net.0.weight", "log_std", "all_layers"])
 def test_frozen_parameters_of_a_chain(frozen):
-    model = make_model(UATRPO, "box", n_projections=8)
-    collect(model)
+    model = collect(make_model())
     for name, param in model.policy.named_parameters():
         if name == frozen or (frozen == "all_layers" and name != "log_std"):
             param.requires_grad_(False)

@@ -34,60 +34,46 @@ def test_statistic_is_the_projection_of_the_averaged_matrices(beta):
         assert (sketch.omega.numpy() == omega).all()
 
 
-def test_without_averages_nothing_is_stored():
-    sketch = ready(0.0)
-    sketch.update(sketch.omega, sketch.omega, 1.0)
-    assert sketch.y_fisher.numel() == sketch.y_covariance.numel() == 0
-    assert sketch.n_bytes == 6 * 4 * 8
-
-
-def test_bytes_are_those_of_the_tensors():
-    sketch = ready(0.9)
+@pytest.mark.parametrize(("beta", "n_matrices"), [(0.0, 1), (0.9, 3)])
+def test_bytes_are_those_of_the_tensors_and_without_averages_nothing_is_stored(beta, n_matrices):
+    sketch = ready(beta)
+    sketch.update(sketch.omega.clone(), sketch.omega, 1.0)
     tensors = (sketch.omega, sketch.y_fisher, sketch.y_covariance)
-    assert sketch.n_bytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert sketch.n_bytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors) == n_matrices * 6 * 4 * 8
 
 
-def test_omega_is_standard_gaussian_and_follows_the_seed():
-    sketch = ready(0.9, d=400, m=50, seed=3)
-    assert sketch.omega.mean().item() == pytest.approx(0.0, abs=0.03)
-    assert sketch.omega.std().item() == pytest.approx(1.0, abs=0.03)
-    assert th.equal(sketch.omega, ready(0.9, d=400, m=50, seed=3).omega)
-    assert not th.equal(sketch.omega, ready(0.9, d=400, m=50, seed=4).omega)
-
-
-def test_drawing_leaves_the_global_generator_alone():
+def test_omega_is_standard_gaussian_drawn_once_and_follows_the_seed():
     before = th.get_rng_state()
-    ready(0.9)
+    sketch = ready(0.9, d=400, m=50, seed=3)
+    omega = sketch.omega
+    sketch.draw_once()
+    assert sketch.omega is omega
+    assert omega.mean().item() == pytest.approx(0.0, abs=0.03)
+    assert omega.std().item() == pytest.approx(1.0, abs=0.03)
+    assert th.equal(omega, ready(0.9, d=400, m=50, seed=3).omega)
+    assert not th.equal(omega, ready(0.9, d=400, m=50, seed=4).omega)
+    # the global generator is left alone
     assert th.equal(before, th.get_rng_state())
 
 
-def test_omega_is_drawn_once():
-    sketch = ready(0.9)
-    old = sketch.omega
-    sketch.draw_once()
-    assert sketch.omega is old
+SAME_NUMBER = "but now there are other parameters of the same number"
 
 
-@pytest.mark.parametrize("shape", [(7, 4), (6, 5)])
-def test_another_shape_starts_afresh_with_a_warning(shape):
-    sketch = ready(0.9)
-    sketch.update(sketch.omega, sketch.omega, 1.0)
-    with pytest.warns(UserWarning, match=rf"d=6 .* m=4 .* d={shape[0]} and m={shape[1]}"):
-        sketch.adapt(th.tensor([shape[0]]), shape[1], 0.9, th.float64)
-    sketch.draw_once()
-    assert sketch.omega.shape == shape
-    assert not sketch.y_fisher.any()
-    assert sketch.ema_weight.item() == 0.0
-
-
-def test_other_parameters_of_the_same_number_start_afresh_with_a_warning():
+@pytest.mark.parametrize(
+    ("layout", "m", "now"), [([4, 3], 4, "d=7 and m=4"), ([4, 2], 5, "d=6 and m=5"), ([2, 4], 4, SAME_NUMBER)]
+)
+def test_other_parameters_or_projections_start_afresh_with_a_warning(layout, m, now):
     sketch = ready(0.9)
     sketch.adapt(th.tensor([4, 2]), 4, 0.9, th.float64)
     sketch.draw_once()
-    now = "but now there are other parameters of the same number"
-    with pytest.warns(UserWarning, match=f"d=6 actor parameters and m=4 projections, {now}"):
-        sketch.adapt(th.tensor([2, 4]), 4, 0.9, th.float64)
+    sketch.update(sketch.omega.clone(), sketch.omega, 1.0)
+    with pytest.warns(UserWarning, match=f"d=6 actor parameters and m=4 projections, .*{now}"):
+        sketch.adapt(th.tensor(layout), m, 0.9, th.float64)
     assert sketch.omega.numel() == 0
+    sketch.draw_once()
+    assert sketch.omega.shape == (sum(layout), m)
+    assert not sketch.y_fisher.any()
+    assert sketch.ema_weight.item() == 0.0
 
 
 def test_a_cleared_sketch_starts_afresh_without_a_warning_and_with_another_omega():

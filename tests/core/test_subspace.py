@@ -28,21 +28,40 @@ def direction(M, omega, g, solver="least_squares", shrinkage=0.0):
     return subspace_direction(*(th.as_tensor(array) for array in (M @ omega, omega, g)), solver, shrinkage)
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+solvers = pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+with_and_without_shrinkage = pytest.mark.parametrize("shrinkage", [0.0, 0.5])
+
+
+@solvers
+@pytest.mark.parametrize("shrinkage", [0.0, 1e-3, 0.3, 0.75, 0.97])
 @pytest.mark.parametrize(
-    ("d", "m", "rank"), [(30, 8, 30), (30, 8, 5), (30, 29, 12), (12, 20, 12), (12, 40, 7), (5, 1, 5)]
+    ("d", "m", "rank"), [(30, 8, 30), (30, 8, 5), (30, 29, 12), (12, 20, 12), (12, 40, 7), (5, 1, 5), (900, 20, 15)]
 )
-def test_equals_the_reference_with_an_explicit_basis(solver, d, m, rank):
-    for seed in range(5):
+def test_equals_the_dense_reference_with_an_explicit_basis(solver, shrinkage, d, m, rank):
+    for seed in range(3 if shrinkage else 5):
         M, omega, g = problem(d, m, rank, seed)
-        found = direction(M, omega, g, solver)
-        expected, kept, _ = projected_direction(M @ omega, omega, g, solver)
+        found = direction(M, omega, g, solver, shrinkage)
+        expected, kept, _ = projected_direction(M @ omega, omega, g, solver, shrinkage)
         assert found.rank == kept
+        mu = shrinkage * hutchinson_trace(M @ omega, omega) / d
+        assert found.isotropic_curvature == pytest.approx(mu)
         assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@solvers
+@with_and_without_shrinkage
+def test_the_algebra_is_in_float64_whatever_comes_in(solver, shrinkage):
+    M, omega, g = problem(60, 30, 60, 0)
+    arrays = [array.astype(np.float32) for array in (M @ omega, omega, g)]
+    found = subspace_direction(*map(th.as_tensor, arrays), solver, shrinkage)
+    expected, rank, _ = projected_direction(*(array.astype(np.float64) for array in arrays), solver, shrinkage)
+    assert found.vector.dtype == th.float32
+    assert found.rank == rank
+    assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
 @pytest.mark.parametrize("rank", [4, 12])
+@solvers
 def test_with_as_many_projections_as_parameters_it_is_the_pseudo_inverse(solver, rank):
     M, omega, g = problem(12, 12 if solver == "least_squares" else 20, rank, 0)
     found = direction(M, omega, g, solver)
@@ -51,22 +70,36 @@ def test_with_as_many_projections_as_parameters_it_is_the_pseudo_inverse(solver,
     assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
-@settings(max_examples=40)
-@given(d=st.integers(2, 40), m=st.integers(1, 50), seed=st.integers(0, 10_000), data=st.data())
-def test_laws(solver, d, m, seed, data):
-    """The direction lies in the range of Y, climbs the gradient, and scales as M⁻¹g does."""
+@solvers
+@settings(max_examples=80)
+@given(
+    d=st.integers(2, 40),
+    m=st.integers(1, 50),
+    seed=st.integers(0, 10_000),
+    rho=st.just(0.0) | st.floats(0.01, 0.99),
+    data=st.data(),
+)
+def test_laws(solver, d, m, seed, rho, data):
+    """
+    The direction climbs the gradient, and scales as M⁻¹g does. Outside the range of Y, it is the gradient over μ with
+    shrinkage, and zero without.
+    """
     rank = data.draw(st.integers(1, d))
     M, omega, g = problem(d, m, rank, seed)
-    found = direction(M, omega, g, solver)
-    v = found.vector.numpy()
+    found = direction(M, omega, g, solver, rho)
+    v, mu = found.vector.numpy(), found.isotropic_curvature
     _, _, Q = projected_direction(M @ omega, omega, g)
     assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-10)
     assert 1 <= found.rank <= min(m, d)
-    assert np.linalg.norm(v - Q @ (Q.T @ v)) <= 1e-6 * np.linalg.norm(v)
-    assert v @ g >= 0
-    for scaled in (direction(4.0 * M, omega, g, solver), direction(M, omega, g / 4.0, solver)):
-        assert np.linalg.norm(4.0 * scaled.vector.numpy() - v) <= 1e-5 * np.linalg.norm(v)
+    outside = v - Q @ (Q.T @ v)
+    if rho:
+        assert np.linalg.norm(outside - (g - Q @ (Q.T @ g)) / mu) <= 1e-6 * np.linalg.norm(g) / mu
+        assert 0 < v @ g <= (g @ g) / mu * (1 + 1e-9)
+    else:
+        assert np.linalg.norm(outside) <= 1e-6 * np.linalg.norm(v)
+        assert v @ g >= 0
+    for scaled in (direction(4.0 * M, omega, g, solver, rho), direction(M, omega, g / 4.0, solver, rho)):
+        assert np.linalg.norm(4.0 * scaled.vector.numpy() - v) <= (1e-6 if rho else 1e-5) * np.linalg.norm(v)
 
 
 @settings(max_examples=30)
@@ -98,7 +131,7 @@ def test_the_basis_from_the_gram_matrix_is_orthonormal_above_the_cut(d, m, decad
     assert Q.T @ Q == pytest.approx(np.eye(Q.shape[1]), abs=1e-7)
 
 
-@pytest.mark.parametrize("solver", module.PROJECTION_SOLVERS)
+@solvers
 def test_from_the_gram_matrix_or_from_a_qr_decomposition_the_direction_is_the_same(solver, monkeypatch):
     M, omega, g = problem(900, 20, 15, 0)
     by_gram = direction(M, omega, g, solver)
@@ -108,12 +141,13 @@ def test_from_the_gram_matrix_or_from_a_qr_decomposition_the_direction_is_the_sa
     assert by_gram.vector.numpy() == pytest.approx(exact.vector.numpy(), rel=1e-5)
 
 
+@with_and_without_shrinkage
 @pytest.mark.parametrize("rows", [1, 7, 30, 1000])
-def test_blocks_of_rows_do_not_matter(rows, monkeypatch):
+def test_blocks_of_rows_do_not_matter(rows, shrinkage, monkeypatch):
     M, omega, g = problem(30, 8, 30, 0)
-    whole = direction(M, omega, g)
+    whole = direction(M, omega, g, shrinkage=shrinkage)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
-    cut = direction(M, omega, g)
+    cut = direction(M, omega, g, shrinkage=shrinkage)
     assert cut.rank == whole.rank
     assert cut.vector.numpy() == pytest.approx(whole.vector.numpy(), rel=1e-8)
 
@@ -132,7 +166,7 @@ def test_small_eigenvalues_are_not_divided_by():
     assert found.vector.numpy() == pytest.approx([1.0, 2.0, 0.0, 0.0], abs=1e-5)
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@solvers
 @pytest.mark.parametrize(("smallest", "kept"), [(2.0, 4), (8.0, 5)])
 def test_the_cut_on_eigenvalues_grows_with_their_number(solver, smallest, kept):
     """λ > λ_max·ℓ·ε with ℓ = 5; Ω brings the last singular value above its own cut."""
@@ -159,32 +193,22 @@ def test_with_shrinkage_the_cut_on_singular_values_has_a_limit(shrinkage, rank):
     assert subspace_direction(statistic, omega, th.ones(d), shrinkage=shrinkage).rank == rank
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@solvers
 def test_nothing_observed_gives_zero(solver):
     found = direction(np.zeros((6, 6)), np.ones((6, 3)), np.ones(6), solver)
     assert found.rank == 0
     assert not found.vector.any()
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
-def test_the_algebra_is_in_float64_whatever_comes_in(solver):
-    M, omega, g = problem(60, 30, 60, 0)
-    Y, omega, g = (array.astype(np.float32) for array in (M @ omega, omega, g))
-    found = subspace_direction(*map(th.as_tensor, (Y, omega, g)), solver)
-    expected, rank, _ = projected_direction(*(array.astype(np.float64) for array in (Y, omega, g)), solver)
-    assert found.vector.dtype == th.float32
-    assert found.rank == rank
-    assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@solvers
+@with_and_without_shrinkage
 @pytest.mark.parametrize("spoilt", ["statistic", "gradient"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_input_gives_a_non_finite_direction(solver, spoilt, value):
+def test_non_finite_input_gives_a_non_finite_direction(solver, shrinkage, spoilt, value):
     M, omega, g = problem(6, 3, 6, 0)
     Y = M @ omega
     (Y if spoilt == "statistic" else g)[2] = value
-    found = subspace_direction(th.as_tensor(Y), th.as_tensor(omega), th.as_tensor(g), solver)
+    found = subspace_direction(th.as_tensor(Y), th.as_tensor(omega), th.as_tensor(g), solver, shrinkage)
     assert not bool(found.vector.isfinite().any())
 
 
@@ -205,21 +229,6 @@ def test_nystrom_is_closer_to_the_true_curvature():
 # ---------------------------------------------------------------------------------------------------------- shrinkage
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
-@pytest.mark.parametrize("shrinkage", [1e-3, 0.3, 0.75, 0.97])
-@pytest.mark.parametrize(
-    ("d", "m", "rank"), [(30, 8, 30), (30, 8, 5), (30, 29, 12), (12, 20, 12), (12, 40, 7), (5, 1, 5), (900, 20, 15)]
-)
-def test_shrinkage_equals_the_dense_reference(solver, shrinkage, d, m, rank):
-    for seed in range(3):
-        M, omega, g = problem(d, m, rank, seed)
-        found = direction(M, omega, g, solver, shrinkage)
-        expected, kept, _ = projected_direction(M @ omega, omega, g, solver, shrinkage)
-        assert found.rank == kept
-        assert found.isotropic_curvature == pytest.approx(shrinkage * hutchinson_trace(M @ omega, omega) / d)
-        assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
-
-
 def test_the_trace_from_the_sketch_tends_to_the_true_one():
     """Hutchinson's estimate divided by ‖Ω‖²/dm: no bias, and the variance of d·q'Aq, A = I⊗M, on the unit sphere."""
     M = psd(60, 40, 0, decay=0.95)
@@ -236,25 +245,6 @@ def test_the_trace_from_the_sketch_tends_to_the_true_one():
         assert errors[m] == pytest.approx(np.sqrt(variance), rel=0.2)
         assert abs(traces.mean() - np.trace(M)) <= 4 * errors[m] / np.sqrt(200)
     assert errors[160] < 0.375 * errors[10]
-
-
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
-@settings(max_examples=40)
-@given(
-    d=st.integers(2, 40), m=st.integers(1, 50), seed=st.integers(0, 10_000), rho=st.floats(0.01, 0.99), data=st.data()
-)
-def test_laws_of_shrinkage(solver, d, m, seed, rho, data):
-    """Outside the range of Y the direction is the gradient over μ; it climbs, and scales as M⁻¹g does."""
-    rank = data.draw(st.integers(1, d))
-    M, omega, g = problem(d, m, rank, seed)
-    found = direction(M, omega, g, solver, rho)
-    v, mu = found.vector.numpy(), found.isotropic_curvature
-    _, _, Q = projected_direction(M @ omega, omega, g)
-    outside = g - Q @ (Q.T @ g)
-    assert np.linalg.norm((v - Q @ (Q.T @ v)) - outside / mu) <= 1e-6 * np.linalg.norm(g) / mu
-    assert 0 < v @ g <= (g @ g) / mu * (1 + 1e-9)
-    for scaled in (direction(4.0 * M, omega, g, solver, rho), direction(M, omega, g / 4.0, solver, rho)):
-        assert np.linalg.norm(4.0 * scaled.vector.numpy() - v) <= 1e-6 * np.linalg.norm(v)
 
 
 def test_full_projections_with_shrinkage_solve_the_shrunk_system():
@@ -278,38 +268,10 @@ def test_a_small_shrinkage_is_not_close_to_none():
     assert share_outside(1e-4) > 0.99
 
 
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
+@solvers
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_trace_that_is_not_positive_is_refused(solver, scale):
     """No division by μ ≤ 0: the direction says that there is none."""
     omega = np.random.default_rng(0).normal(size=(6, 3))
     found = direction(scale * np.eye(6), omega, np.ones(6), solver, 0.5)
     assert not bool(found.vector.isfinite().any())
-
-
-@pytest.mark.parametrize("solver", PROJECTION_SOLVERS)
-@pytest.mark.parametrize("spoilt", ["statistic", "gradient"])
-def test_non_finite_input_with_shrinkage_gives_a_non_finite_direction(solver, spoilt):
-    M, omega, g = problem(6, 3, 6, 0)
-    Y = M @ omega
-    (Y if spoilt == "statistic" else g)[2] = np.nan
-    found = subspace_direction(th.as_tensor(Y), th.as_tensor(omega), th.as_tensor(g), solver, 0.5)
-    assert not bool(found.vector.isfinite().any())
-
-
-def test_shrinkage_in_float32_is_float64_inside():
-    M, omega, g = problem(60, 30, 60, 0)
-    Y, omega, g = (array.astype(np.float32) for array in (M @ omega, omega, g))
-    found = subspace_direction(*map(th.as_tensor, (Y, omega, g)), "least_squares", 0.5)
-    expected, rank, _ = projected_direction(*(a.astype(np.float64) for a in (Y, omega, g)), shrinkage=0.5)
-    assert found.vector.dtype == th.float32
-    assert found.rank == rank
-    assert np.linalg.norm(found.vector.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 1000])
-def test_blocks_of_rows_do_not_matter_with_shrinkage(rows, monkeypatch):
-    M, omega, g = problem(30, 8, 30, 0)
-    whole = direction(M, omega, g, shrinkage=0.5)
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
-    assert direction(M, omega, g, shrinkage=0.5).vector.numpy() == pytest.approx(whole.vector.numpy(), rel=1e-8)
